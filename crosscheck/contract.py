@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from crosscheck.logprob import selected_logprob, selected_logprob_grad
-from crosscheck.rounding import TINY, Array, flushed, floats, narrow, quiet_nan, to_float32, valid_ids
+from crosscheck.rounding import TINY, Array, floats, flushed, narrow, quiet_nan, to_float32, valid_ids
 
 __all__ = [
     "VERSION", "Aligned", "align", "embedding", "embedding_fp32", "embedding_grad", "lm_head", "lm_head_fp32",
@@ -107,9 +107,7 @@ def _dot(a: Aligned, b: Aligned) -> Array:
 
 
 # Section 4: LM head -----------------------------------------------------------------------------------
-def _logits(
-    hidden: Array, weight: Array | Aligned, bias: ArrayLike | None, digits: int, dtype: DTypeLike
-) -> Array:
+def _logits(hidden: Array, weight: Array | Aligned, bias: ArrayLike | None, digits: int, dtype: DTypeLike) -> Array:
     shape = weight.q.shape if isinstance(weight, Aligned) else floats("weight", weight, 2).shape
     if hidden.ndim == 0 or hidden.shape[-1] != shape[1]:
         raise ValueError(f"hidden has shape {hidden.shape}, weight {shape}; expected [..., K] and [V, K]")

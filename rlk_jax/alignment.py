@@ -1,0 +1,117 @@
+"""Rows as integers: digit planes, exponents and non-finite flags, made once and reused.
+
+Section 1 of docs/contract.md. The twin is rlk_torch/alignment.py.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from rlk_jax.checks import check_digits, check_floats
+from rlk_jax.floats import INFINITY, SMALLEST_NORMAL, magnitude, widened
+
+PLANE_MULTIPLE = 64  # planes are padded with zero digits to this width: int8 matrix units want it
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["planes", "exponent", "nonfinite"], meta_fields=["length"])
+@dataclass(frozen=True)
+class Aligned:
+    """The rows of a matrix [R, L] as integers q, with x = q * 2^(exponent - window). A pytree.
+
+    q = planes[0] + 128 planes[1] + ... ; every digit is in [-64, 63] but the top one, in [-64, 64].
+    An `Aligned` is a constant: no gradient flows to what it was made from.
+    """
+
+    planes: Array  # int8 [digits, R, L padded to a multiple of 64]
+    exponent: Array  # int32 [R]
+    nonfinite: Array  # bool [R]
+    length: int  # L
+
+    @property
+    def digits(self) -> int:
+        """Base-128 digits of an element."""
+        return self.planes.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[R, L], the shape of the matrix."""
+        return self.planes.shape[1], self.length
+
+    def rows(self, start: Array | int, count: int) -> "Aligned":
+        """Some rows, from a start that may be traced."""
+        return Aligned(
+            lax.dynamic_slice_in_dim(self.planes, start, count, axis=1),
+            lax.dynamic_slice_in_dim(self.exponent, start, count),
+            lax.dynamic_slice_in_dim(self.nonfinite, start, count),
+            self.length,
+        )
+
+
+def align(x: Array | np.ndarray, digits: int) -> Aligned:
+    """Align the rows of a weight once, for many calls.
+
+    Arguments:
+        x: [R, L] bfloat16, float16 or float32.
+        digits: 2, 3 or 4 base-128 digits; the window is 7 digits - 1 bits below the largest element's.
+
+    Returns:
+        `Aligned`, int8 planes [digits, R, L padded] on x's device. The one rounding is that of each
+        element to the window, ties to even; magnitudes below 2^-126 count as 0.
+
+    Raises:
+        TypeError: another dtype, or digits that are no integer.
+        ValueError: x that is not [R, L], or digits outside 2, 3, 4.
+
+    Example:
+        >>> align(jnp.array([[1.0, -0.5]]), 2).planes[:, 0, :2].tolist()
+        [[0, 0], [32, -16]]
+    """
+    check_floats("x", x, "[R, L]", 2)
+    return _align(lax.stop_gradient(jnp.asarray(x)), check_digits(digits))
+
+
+def padded(length: int) -> int:
+    """The width of a plane."""
+    return max(1, -(-length // PLANE_MULTIPLE)) * PLANE_MULTIPLE
+
+
+@partial(jax.jit, static_argnums=1)
+def _align(x: Array, digits: int) -> Aligned:
+    q, exponent, nonfinite = integers(x, digits)
+    q = jnp.pad(q, ((0, 0), (0, padded(x.shape[1]) - x.shape[1])))
+    return Aligned(digit_planes(q, digits), exponent, nonfinite, x.shape[1])
+
+
+def integers(x: Array, digits: int) -> tuple[Array, Array, Array]:
+    """q int32 [R, L], exponent int32 [R] and non-finite bool [R].
+
+    A significand of 24 bits is shifted into the window, ties to even, in integers alone: the scale
+    2^(window - exponent) can pass the float32 range.
+    """
+    window = 7 * digits - 1
+    wide = widened(x)
+    size = magnitude(wide)
+    top = jnp.max(size, axis=1, initial=0)
+    nonfinite = top >= INFINITY
+    exponent = jnp.where((top < SMALLEST_NORMAL) | nonfinite, 0, (top >> 23) - 126)
+    significand = ((size & 0x7FFFFF) | SMALLEST_NORMAL) << max(0, window - 24)
+    right = jnp.minimum(exponent[:, None] + 126 - (size >> 23) + max(0, 24 - window), 30)
+    down = significand >> right
+    half_up = (jnp.int32(1) << right >> 1) - 1 + (down & 1)
+    q = jnp.where(right == 0, significand, (significand + half_up) >> right)
+    q = jnp.where((size < SMALLEST_NORMAL) | nonfinite[:, None], 0, q)
+    return jnp.where(lax.bitcast_convert_type(wide, jnp.int32) < 0, -q, q), exponent, nonfinite
+
+
+def digit_planes(q: Array, digits: int) -> Array:
+    """Digits in [-64, 63], the top digit keeping what is left, up to 64: int8 [digits, ...]."""
+    planes = []
+    for _ in range(digits - 1):
+        q = q + 64
+        planes.append(((q & 127) - 64).astype(jnp.int8))
+        q = q >> 7
+    return jnp.stack([*planes, q.astype(jnp.int8)])

@@ -1,0 +1,112 @@
+"""Argument checks shared by the operators: what was got, what was expected, what to do.
+
+The twin in rlk_torch raises the same errors with the same words.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+FLOAT_DTYPES = (jnp.dtype("bfloat16"), jnp.dtype("float16"), jnp.dtype("float32"))
+
+
+def dtype_name(x: Any) -> str:
+    """`bfloat16`: the name both packages print."""
+    return jnp.dtype(x.dtype).name
+
+
+def check_floats(name: str, x: Any, shape: str, ndim: int | None = None) -> None:
+    """x is an array of a supported float type, with ndim dimensions where that is given."""
+    if not isinstance(x, Array | np.ndarray):
+        raise TypeError(f"{name} is a {type(x).__name__}; expected an array of shape {shape}: convert it first")
+    if x.dtype not in FLOAT_DTYPES:
+        raise TypeError(f"{name} has dtype {dtype_name(x)}; expected bfloat16, float16 or float32: convert it first")
+    if ndim is not None and x.ndim != ndim:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {shape}: reshape it first")
+
+
+def check_digits(digits: Any) -> int:
+    if isinstance(digits, bool) or not isinstance(digits, int):
+        raise TypeError(f"digits is a {type(digits).__name__}; expected the integer 2, 3 or 4")
+    if digits not in (2, 3, 4):
+        raise ValueError(f"digits is {digits}; expected 2 (coarse), 3 (the default) or 4 (ground truth)")
+    return digits
+
+
+def check_lm_head(hidden: Any, weight_shape: tuple[int, int], bias: Any) -> None:
+    """Shapes and dtypes of an LM head call against the weight's [V, K]."""
+    check_floats("hidden", hidden, "[..., K]")
+    if hidden.ndim == 0:
+        raise ValueError("hidden has shape (); expected [..., K]: add the hidden dimension")
+    vocab, width = weight_shape
+    if hidden.shape[-1] != width:
+        raise ValueError(
+            f"hidden has shape {tuple(hidden.shape)} and weight {(vocab, width)}; expected [..., K] and [V, K] "
+            "with one K: transpose or slice one of them"
+        )
+    if bias is not None:
+        check_floats("bias", bias, "[V]", 1)
+        if bias.shape[0] != vocab:
+            raise ValueError(f"bias has shape {tuple(bias.shape)}; expected {(vocab,)}, one value a row of weight")
+
+
+def device_of(x: Any) -> jax.Device | None:
+    """The one device that x is bound to; None for traced, sharded, NumPy and freely movable arrays."""
+    if isinstance(x, jax.core.Tracer) or not getattr(x, "committed", False):
+        return None
+    devices = x.devices()
+    return next(iter(devices)) if len(devices) == 1 else None
+
+
+def check_same_device(weight: Any, **others: Any) -> None:
+    device = device_of(weight)
+    for name, x in others.items():
+        got = device_of(x)
+        if device is not None and got is not None and got != device:
+            raise ValueError(f"{name} is on {got}, weight on {device}; expected one device: move one of them")
+
+
+def as_token_ids(token_ids: Any, vocab: int, check_ids: bool) -> Array:
+    """Ids of any integer dtype as int32, -1 for one outside the table. Compared before they are narrowed."""
+    if not isinstance(token_ids, Array):
+        array = np.asarray(token_ids)
+        if array.size == 0 and not isinstance(token_ids, np.ndarray):
+            array = array.astype(np.int64)  # NumPy calls an empty list float64
+        token_ids = array
+    if not jnp.issubdtype(token_ids.dtype, jnp.integer):
+        raise TypeError(
+            f"token_ids has dtype {dtype_name(token_ids)}; expected an integer dtype: convert the ids, "
+            "or use them as a mask instead"
+        )
+    if _readable(token_ids) and (check_ids or isinstance(token_ids, np.ndarray)):
+        array = np.asarray(token_ids)
+        good = (array >= 0) & (array < vocab)
+        if check_ids and not good.all():
+            _raise_bad_id(array, vocab, good)
+        return (
+            jnp.asarray(np.where(good, array, -1).astype(np.int32)) if array is token_ids else _int32(token_ids, vocab)
+        )
+    return _int32(token_ids, vocab)
+
+
+def _readable(x: Any) -> bool:
+    return isinstance(x, np.ndarray) or (not isinstance(x, jax.core.Tracer) and x.is_fully_addressable)
+
+
+def _int32(token_ids: Array, vocab: int) -> Array:
+    good = token_ids >= 0
+    if vocab <= jnp.iinfo(token_ids.dtype).max:  # else every id of this dtype is below the vocab
+        good &= token_ids < vocab
+    return jnp.where(good, token_ids, jnp.zeros_like(token_ids)).astype(jnp.int32) - (~good).astype(jnp.int32)
+
+
+def _raise_bad_id(token_ids: np.ndarray, vocab: int, good: np.ndarray) -> None:
+    """IndexError that names the first bad id, its position and the vocab."""
+    position = tuple(int(i) for i in np.argwhere(~good)[0])
+    raise IndexError(
+        f"token_ids{list(position) if position else ''} is {token_ids[position]}; expected "
+        f"0 <= id < {vocab}, the vocab: check the tokenizer against the table, or mask padding ids first"
+    )

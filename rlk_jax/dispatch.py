@@ -1,0 +1,127 @@
+"""Operators by name, with the name of what really runs.
+
+The twin is rlk_torch/dispatch.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from rlk_jax.alignment import Aligned
+from rlk_jax.checks import device_of
+from rlk_jax.embedding import run_embedding
+from rlk_jax.lm_head import default_digits, run_lm_head
+
+_IMPLEMENTATIONS = {"embedding": ("gather",), "lm_head": ("int8",)}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator on one device by one implementation.
+
+    `forward` (also the call itself) and `forward_fp32` take the arguments of the function of the
+    operator's name and of its `_fp32` form, on this device only.
+    """
+
+    name: str
+    device: str
+    implementation: str
+    forward: Callable[..., Array]
+    forward_fp32: Callable[..., Array]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Array:
+        return self.forward(*args, **kwargs)
+
+
+def get_op(name: str, device: str | None = None, implementation: str | None = None) -> Operator:
+    """An operator with a named device and implementation.
+
+    Arguments:
+        name: "embedding" or "lm_head".
+        device: "cpu" or "cuda" (with an index if wanted); None means the CPU.
+        implementation: "gather" for embedding; "int8" for lm_head; None means the one that the plain
+            function takes on this device.
+
+    Returns:
+        `Operator`, whose `implementation` names what really runs.
+
+    Raises:
+        ValueError: an unknown name, device or implementation, or one that cannot be served here, with the
+            reason. Nothing is replaced by something else.
+
+    Example:
+        >>> get_op("lm_head").implementation
+        'int8'
+    """
+    if name not in _IMPLEMENTATIONS:
+        raise ValueError(f"no operator {name!r}; expected one of {_listed(_IMPLEMENTATIONS)}")
+    chosen = _device(device)
+    if implementation is None:
+        implementation = _IMPLEMENTATIONS[name][0]
+    if implementation not in _IMPLEMENTATIONS[name]:
+        known = _listed(_IMPLEMENTATIONS[name])
+        raise ValueError(f"no implementation {implementation!r} of {name}; expected one of {known}")
+    functions = _embedding_functions if name == "embedding" else _lm_head_functions
+    return Operator(name, device or "cpu", implementation, *functions(chosen))
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _device(device: str | None) -> jax.Device:
+    platform, _, index = (device or "cpu").partition(":")
+    if platform not in ("cpu", "cuda") or not (index or "0").isdecimal():
+        raise ValueError(f"no device {device!r}; expected 'cpu', 'cuda' or 'cuda:N'")
+    try:
+        found = jax.devices(platform)
+    except RuntimeError:
+        found = []
+    if int(index or 0) >= len(found):
+        raise ValueError(f"device {device!r} is not available: jax sees {len(found)} CUDA devices")
+    return found[int(index or 0)]
+
+
+def _on(device: jax.Device, weight: Any, *others: Any) -> tuple[Any, ...]:
+    """The arguments on the operator's device; NumPy arrays and unbound JAX arrays are moved there."""
+    got = device_of(weight.planes if isinstance(weight, Aligned) else weight)
+    if got is not None and got != device:
+        raise ValueError(f"weight is on {got} and the operator on {device}; move weight, or get_op for {got}")
+
+    def move(x: Any) -> Any:
+        free = isinstance(x, np.ndarray | Array) and not isinstance(x, jax.core.Tracer) and device_of(x) is None
+        return jax.device_put(x, device) if free else x
+
+    return tuple(jax.tree.map(move, x) for x in (weight, *others))
+
+
+def _embedding_functions(device: jax.Device) -> tuple[Callable[..., Array], ...]:
+    def forward(token_ids: Any, weight: Array, *, check_ids: bool = True) -> Array:
+        (weight,) = _on(device, weight)
+        return run_embedding(token_ids, weight, check_ids, False)
+
+    def forward_fp32(token_ids: Any, weight: Array, *, check_ids: bool = True) -> Array:
+        (weight,) = _on(device, weight)
+        return run_embedding(token_ids, weight, check_ids, True)
+
+    return forward, forward_fp32
+
+
+def _lm_head_functions(device: jax.Device) -> tuple[Callable[..., Array], ...]:
+    def forward(
+        hidden: Array, weight: Array | Aligned, bias: Array | None = None, *, digits: int | None = None
+    ) -> Array:
+        weight, hidden, bias = _on(device, weight, hidden, bias)
+        digits = default_digits(hidden) if digits is None else digits
+        return run_lm_head(hidden, weight, bias, digits, getattr(hidden, "dtype", jnp.float32))
+
+    def forward_fp32(hidden: Array, weight: Array | Aligned, bias: Array | None = None, *, digits: int = 4) -> Array:
+        weight, hidden, bias = _on(device, weight, hidden, bias)
+        return run_lm_head(hidden, weight, bias, digits, jnp.float32)
+
+    return forward, forward_fp32

@@ -1,0 +1,110 @@
+"""Token embedding: the bits of the rows, on every device, with ids that never wrap or clamp.
+
+Section 5 of docs/contract.md. The twin is rlk_torch/embedding.py.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from rlk_jax.checks import as_token_ids, check_floats, check_same_device
+from rlk_jax.floats import QUIET_NAN, bits_of, narrowed
+from rlk_jax.floats import widened as widened_exactly
+
+
+def embedding(token_ids: Any, weight: Array | np.ndarray, *, check_ids: bool = True) -> Array:
+    """Rows of a table, bit for bit: NaN payloads, -0 and subnormals included.
+
+    Arguments:
+        token_ids: [...] of any integer dtype (a JAX or NumPy array, integers), 0 <= id < V.
+        weight: [V, H] bfloat16, float16 or float32.
+        check_ids: read the ids and refuse bad ones. False skips that (no wait for the device) and gives a
+            bad id the row that traced code gives it: all elements the quiet NaN.
+
+    Returns:
+        [..., H] in weight's dtype. Nothing is rounded.
+
+    Raises:
+        IndexError: an id outside the table, with its position (eager calls; traced code cannot read ids).
+        TypeError: bool or float ids, a table of another dtype.
+        ValueError: a table that is not [V, H], or ids on another device.
+        NotImplementedError: a gradient is asked for.
+
+    Example:
+        >>> table = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> embedding([1, 0, 1], table).tolist()
+        [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]
+    """
+    return run_embedding(token_ids, weight, check_ids, widen=False)
+
+
+def embedding_fp32(token_ids: Any, weight: Array | np.ndarray, *, check_ids: bool = True) -> Array:
+    """Rows of a table widened exactly to float32.
+
+    Arguments:
+        token_ids: [...] of any integer dtype, as for `embedding`.
+        weight: [V, H] bfloat16, float16 or float32.
+        check_ids: as for `embedding`.
+
+    Returns:
+        [..., H] float32. Nothing is rounded; where a 16-bit table is widened, a NaN becomes 0x7FC00000.
+
+    Raises:
+        IndexError, TypeError, ValueError, NotImplementedError: as for `embedding`.
+
+    Example:
+        >>> embedding_fp32(1, jnp.array([[1.0], [3.0]], jnp.bfloat16)).tolist()
+        [3.0]
+    """
+    return run_embedding(token_ids, weight, check_ids, widen=True)
+
+
+def run_embedding(token_ids: Any, weight: Array | np.ndarray, check_ids: bool, widen: bool) -> Array:
+    """Both paths."""
+    check_floats("weight", weight, "[V, H]", 2)
+    check_same_device(weight, token_ids=token_ids)
+    if weight.shape[0] > 2**31 - 1:
+        raise ValueError(f"weight has {weight.shape[0]} rows; expected fewer than 2^31: shard the table")
+    return _embedding(as_token_ids(token_ids, weight.shape[0], check_ids), jnp.asarray(weight), widen)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _embedding(ids: Array, weight: Array, widen: bool) -> Array:
+    return _rows(ids, weight, widen)
+
+
+@_embedding.defjvp
+def _refuse_gradient(widen: bool, primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError("the gradient of embedding is not offered yet: use jax.lax.stop_gradient on weight")
+
+
+@partial(jax.jit, static_argnums=2)
+def _rows(ids: Array, weight: Array, widen: bool) -> Array:
+    rows = gather(ids, weight)
+    return widened(rows) if widen else rows
+
+
+def gather(ids: Array, weight: Array) -> Array:
+    """The plain gather on any device: int32 ids, -1 for a bad one, [V, H] -> [..., H].
+
+    The poison is put in by masks made of the sign of the id. A select would do, but on CPUs with bfloat16
+    instructions LLVM moves a select of bits to the float type, where its store flushes subnormals.
+    """
+    bits = bits_of(weight)
+    poison = jnp.array(QUIET_NAN[jnp.dtype(weight.dtype).name], bits.dtype)
+    if weight.shape[0] == 0:
+        rows = jnp.full((*ids.shape, weight.shape[1]), poison)
+    else:
+        rows = bits.at[jnp.maximum(ids, 0)].get(mode="promise_in_bounds")
+        bad = (ids >> 31).astype(bits.dtype)[..., None]
+        rows = (rows & ~bad) | (poison & bad)
+    return lax.bitcast_convert_type(rows, weight.dtype)
+
+
+def widened(rows: Array) -> Array:
+    """Any float type to float32, exactly; a NaN that is widened becomes the quiet NaN."""
+    return rows if rows.dtype == jnp.float32 else narrowed(widened_exactly(rows), jnp.float32)

@@ -1,0 +1,65 @@
+"""Float types through their bits: no conversion here is left to a compiler's choice.
+
+XLA may flush subnormals, fuse a multiply with an add, or cancel casts; integer operations on bits it keeps.
+The twin is rlk_torch/floats.py.
+"""
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+SMALLEST_NORMAL = 0x00800000
+INFINITY = 0x7F800000
+QUIET_NAN = {"bfloat16": 0x7FC0, "float16": 0x7E00, "float32": 0x7FC00000}
+
+
+def bits_of(x: Array) -> Array:
+    """The unsigned-integer view of a float array."""
+    return lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+
+
+def magnitude(x: Array) -> Array:
+    """The bits of |x| for float32, int32: they order like the values; from INFINITY on not finite."""
+    return lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
+
+
+def widened(x: Array) -> Array:
+    """Any float type to float32, exactly, subnormals too."""
+    if x.dtype == jnp.float32:
+        return x
+    bits = bits_of(x).astype(jnp.uint32)
+    if x.dtype == jnp.bfloat16:
+        return lax.bitcast_convert_type(bits << 16, jnp.float32)
+    exponent, fraction = (bits >> 10) & 31, bits & 1023
+    normal = jnp.where(exponent == 31, jnp.uint32(INFINITY), (exponent + 112) << 23) | (fraction << 13)
+    small = bits_of(fraction.astype(jnp.float32) * jnp.float32(2.0**-24))
+    return lax.bitcast_convert_type(jnp.where(exponent == 0, small, normal) | ((bits >> 15) << 31), jnp.float32)
+
+
+def flushed(x: Array) -> Array:
+    """Float32 with magnitudes below 2^-126 replaced by +0."""
+    return jnp.where(magnitude(x) < SMALLEST_NORMAL, jnp.float32(0), x)
+
+
+def narrowed(x: Array, dtype: DTypeLike) -> Array:
+    """Float32 rounded once to the output type, ties to even; every NaN the positive quiet one."""
+    dtype = jnp.dtype(dtype)
+    if dtype == jnp.float32:
+        out = bits_of(x)
+    elif dtype == jnp.bfloat16:
+        bits = bits_of(x)
+        out = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(jnp.uint16)
+    else:
+        out = bits_of(x.astype(jnp.float16))
+    nan = jnp.array(QUIET_NAN[dtype.name], out.dtype)
+    return lax.bitcast_convert_type(jnp.where(magnitude(x) > INFINITY, nan, out), dtype)
+
+
+def power_of_two_times(x: Array, exponent: Array) -> Array:
+    """x * 2^exponent for float32 x from an integer: flushed to +0 below 2^-126, infinity from 2^128."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    biased = ((bits >> 23) & 0xFF) + exponent
+    sign = bits & jnp.int32(-(2**31))
+    out = jnp.where(biased > 254, sign | INFINITY, sign | (biased << 23) | (bits & 0x7FFFFF))
+    out = jnp.where((x == 0) | (biased < 1), 0, out)
+    return lax.bitcast_convert_type(out, jnp.float32)

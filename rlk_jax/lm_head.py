@@ -1,0 +1,210 @@
+"""The LM head: logits that depend on one hidden row and one weight row, and on nothing else.
+
+Section 4 of docs/contract.md. The twin is rlk_torch/lm_head.py.
+"""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from rlk_jax.alignment import Aligned, align
+from rlk_jax.checks import check_digits, check_floats, check_lm_head, check_same_device
+from rlk_jax.floats import flushed, narrowed, widened
+from rlk_jax.products import rounded_products
+
+_BLOCK_LOGITS = 2**20  # logits made at a time
+_BLOCK_ROWS = 512
+_BLOCK_WEIGHTS = 2**22  # weights aligned at a time, whatever the vocab
+
+
+def lm_head(
+    hidden: Array | np.ndarray,
+    weight: Array | np.ndarray | Aligned,
+    bias: Array | np.ndarray | None = None,
+    *,
+    digits: int | None = None,
+) -> Array:
+    """Logits by exact integer dot products and one rounding, in hidden's dtype.
+
+    Arguments:
+        hidden: [..., K] bfloat16, float16 or float32.
+        weight: [V, K] of any of these types, or `align(weight, digits)`.
+        bias: [V] of any of these types, or None.
+        digits: 2 (coarse), 3 or 4; None means 3, or 4 where hidden is float32.
+
+    Returns:
+        [..., V] in hidden's dtype: the dot product rounded once to float32 (flushed to +0 below 2^-126),
+        plus the bias in float32, rounded once to the output type. A row that is not finite gives NaN;
+        every NaN is the positive quiet one.
+
+    Raises:
+        TypeError: another dtype, or digits that are no integer.
+        ValueError: shapes that do not meet, digits outside 2, 3, 4 or other than those of an `Aligned`
+            weight, arguments on several devices.
+        NotImplementedError: a gradient is asked for.
+
+    Example:
+        >>> lm_head(jnp.array([1.0, 2.0]), jnp.array([[1.0, 0.5], [0.0, -1.0]])).tolist()
+        [2.0, -2.0]
+    """
+    digits = default_digits(hidden) if digits is None else digits
+    return run_lm_head(hidden, weight, bias, digits, getattr(hidden, "dtype", jnp.float32))
+
+
+def lm_head_fp32(
+    hidden: Array | np.ndarray,
+    weight: Array | np.ndarray | Aligned,
+    bias: Array | np.ndarray | None = None,
+    *,
+    digits: int = 4,
+) -> Array:
+    """Ground-truth logits in float32.
+
+    Arguments:
+        hidden: [..., K] bfloat16, float16 or float32.
+        weight: [V, K] of any of these types, or `align(weight, digits)`.
+        bias: [V] of any of these types, or None.
+        digits: 2, 3 or 4.
+
+    Returns:
+        [..., V] float32, rounded as `lm_head` says, the output rounding being none.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as for `lm_head`.
+
+    Example:
+        >>> lm_head_fp32(jnp.array([1.0, 2.0], jnp.bfloat16), jnp.array([[1.0, 0.5]])).tolist()
+        [2.0]
+    """
+    return run_lm_head(hidden, weight, bias, digits, jnp.float32)
+
+
+def default_digits(hidden: Any) -> int:
+    """3, or 4 where hidden is float32."""
+    return 4 if getattr(hidden, "dtype", None) == jnp.float32 else 3
+
+
+def run_lm_head(
+    hidden: Array | np.ndarray,
+    weight: Array | np.ndarray | Aligned,
+    bias: Array | np.ndarray | None,
+    digits: int,
+    dtype: DTypeLike,
+) -> Array:
+    """Both paths, in an output type."""
+    check_digits(digits)
+    if isinstance(weight, Aligned):
+        check_lm_head(hidden, weight.shape, bias)
+        if weight.digits != digits:
+            raise ValueError(
+                f"weight is aligned with {weight.digits} digits and the call uses {digits}; expected one "
+                f"number: align(weight, {digits}), or digits={weight.digits}"
+            )
+        check_same_device(weight.planes, hidden=hidden, bias=bias)
+    else:
+        check_floats("weight", weight, "[V, K]", 2)
+        check_lm_head(hidden, (weight.shape[0], weight.shape[1]), bias)
+        check_same_device(weight, hidden=hidden, bias=bias)
+        weight = jnp.asarray(weight)
+    bias = None if bias is None else jnp.asarray(bias)
+    rows = jnp.asarray(hidden).reshape(_count(hidden.shape[:-1]), hidden.shape[-1])
+    out = _operator(digits, jnp.dtype(dtype))(rows, weight, bias)
+    return out.reshape(*hidden.shape[:-1], out.shape[-1])
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape, dtype=np.int64))
+
+
+@cache
+def _operator(digits: int, dtype: Any) -> Callable[..., Array]:
+    """hidden [N, K], weight, bias -> logits [N, V], with its batching and its refusal of gradients."""
+
+    @jax.custom_batching.custom_vmap
+    def batched(hidden: Array, weight: Array | Aligned, bias: Array | None) -> Array:
+        return _logits(hidden, weight, bias, digits, dtype)
+
+    @batched.def_vmap
+    def rule(size: int, in_batched: Any, hidden: Array, weight: Any, bias: Any) -> tuple[Array, bool]:
+        """A batch of hidden states is more rows; a batch of weights or biases is taken one by one."""
+        if not any(jax.tree.leaves(in_batched[1:])):
+            out = batched(hidden.reshape(size * hidden.shape[1], hidden.shape[2]), weight, bias)
+            return out.reshape(size, hidden.shape[1], out.shape[-1]), True
+        leaves, tree = jax.tree.flatten((hidden, weight, bias))
+        flags = jax.tree.leaves(in_batched)
+        moving = [x for x, flag in zip(leaves, flags, strict=True) if flag]
+
+        def one(parts: list[Array]) -> Array:
+            rest = iter(parts)
+            every = [next(rest) if flag else x for x, flag in zip(leaves, flags, strict=True)]
+            return batched(*jax.tree.unflatten(tree, every))
+
+        return lax.map(one, moving), True
+
+    operator = jax.custom_jvp(batched)
+
+    @operator.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise NotImplementedError(
+            "the gradient of lm_head is not offered yet: use jax.lax.stop_gradient on the arguments"
+        )
+
+    return operator
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def _logits(hidden: Array, weight: Array | Aligned, bias: Array | None, digits: int, dtype: Any) -> Array:
+    """Tiles of [vocab block, row block]; the last of each kind overlaps the one before: the same bits."""
+    vocab, width = weight.shape
+    rows = hidden.shape[0]
+    row_step = min(rows, _BLOCK_ROWS)
+    step = min(vocab, max(1, _BLOCK_LOGITS // max(1, row_step)))
+    if not isinstance(weight, Aligned):
+        step = min(step, max(1, _BLOCK_WEIGHTS // max(1, width)))
+    if rows == 0 or vocab == 0:
+        return jnp.zeros((rows, vocab), dtype)
+    aligned = align(hidden, digits)
+
+    def tile(part: Aligned, part_bias: Array | None, first: Array | int) -> Array:
+        return finished(rounded_products(aligned.rows(first, row_step), part), part_bias, dtype).T
+
+    def columns(start: Array | int, out: Array) -> Array:
+        part = _rows_of(weight, start, step, digits)
+        part_bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, step)
+        return _tiles(rows, row_step, lambda first, out: _put(out, tile(part, part_bias, first), first, start), out)
+
+    return _tiles(vocab, step, columns, jnp.zeros((rows, vocab), dtype))
+
+
+def _tiles(length: int, step: int, body: Callable[[Any, Array], Array], out: Array) -> Array:
+    """body(start, out) for starts 0, step, ... ; the last is moved back to end at length."""
+    if length == step:
+        return body(0, out)
+
+    def at(i: Array, out: Array) -> Array:
+        return body(jnp.minimum(i.astype(jnp.int32) * step, length - step), out)
+
+    return lax.fori_loop(0, -(-length // step), at, out)
+
+
+def _put(out: Array, tile: Array, first: Any, start: Any) -> Array:
+    return tile if tile.shape == out.shape else lax.dynamic_update_slice(out, tile, (first, start))
+
+
+def _rows_of(weight: Array | Aligned, start: Any, count: int, digits: int) -> Aligned:
+    if isinstance(weight, Aligned):
+        return weight if count == weight.shape[0] else weight.rows(start, count)
+    return align(lax.dynamic_slice_in_dim(weight, start, count), digits)
+
+
+def finished(r: Array, bias: Array | None, dtype: DTypeLike) -> Array:
+    """Add the bias, round to the output type, make every NaN the quiet one. r: float32 [v, n]."""
+    if bias is not None:
+        r = flushed(r + flushed(widened(bias))[:, None])
+    return narrowed(r, dtype)

@@ -1,0 +1,127 @@
+"""Rows as integers: digit planes, exponents and non-finite flags, made once and reused.
+
+Section 1 of docs/contract.md. The twin is rlk_jax/alignment.py.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlk_torch.checks import check_digits, check_floats
+from rlk_torch.floats import INFINITY, SMALLEST_NORMAL, magnitude, power_of_two
+
+PLANE_MULTIPLE = 64  # planes are padded with zero digits to this width: int8 matrix units want it
+_BLOCK = 2**18  # elements aligned at a time, so that temporaries stay in the cache
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The rows of a matrix [R, L] as integers q, with x = q * 2^(exponent - window).
+
+    q = planes[0] + 128 planes[1] + ... ; every digit is in [-64, 63] but the top one, in [-64, 64].
+    An `Aligned` is a constant: no gradient flows to what it was made from.
+    """
+
+    planes: Tensor  # int8 [digits, R, L padded to a multiple of 64]
+    exponent: Tensor  # int32 [R]
+    nonfinite: Tensor  # bool [R]
+    length: int  # L
+
+    @property
+    def digits(self) -> int:
+        """Base-128 digits of an element."""
+        return self.planes.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[R, L], the shape of the matrix."""
+        return self.planes.shape[1], self.length
+
+    @property
+    def device(self) -> torch.device:
+        """Where the planes are."""
+        return self.planes.device
+
+    def rows(self, start: int, stop: int) -> "Aligned":
+        """A view of some rows."""
+        part = slice(start, stop)
+        return Aligned(self.planes[:, part], self.exponent[part], self.nonfinite[part], self.length)
+
+
+def align(x: Tensor, digits: int) -> Aligned:
+    """Align the rows of a weight once, for many calls.
+
+    Arguments:
+        x: [R, L] bfloat16, float16 or float32, any strides.
+        digits: 2, 3 or 4 base-128 digits; the window is 7 digits - 1 bits below the largest element's.
+
+    Returns:
+        `Aligned`, int8 planes [digits, R, L padded] on x's device. The one rounding is that of each
+        element to the window, ties to even; magnitudes below 2^-126 count as 0.
+
+    Raises:
+        TypeError: another dtype, or digits that are no integer.
+        ValueError: x that is not [R, L], or digits outside 2, 3, 4.
+
+    Example:
+        >>> align(torch.tensor([[1.0, -0.5]]), 2).planes[:, 0, :2].tolist()
+        [[0, 0], [32, -16]]
+    """
+    check_floats("x", x, "[R, L]", 2)
+    planes, exponent, nonfinite = _align(x.detach(), check_digits(digits))
+    return Aligned(planes, exponent, nonfinite, x.shape[1])
+
+
+def padded(length: int) -> int:
+    """The width of a plane."""
+    return max(1, -(-length // PLANE_MULTIPLE)) * PLANE_MULTIPLE
+
+
+@torch.library.custom_op("rlk_torch::align", mutates_args=())
+def _align(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor]:
+    planes = x.new_zeros((digits, x.shape[0], padded(x.shape[1])), dtype=torch.int8)
+    exponent = x.new_zeros(x.shape[:1], dtype=torch.int32)
+    nonfinite = x.new_zeros(x.shape[:1], dtype=torch.bool)
+    if x.shape[1]:
+        step = max(1, _BLOCK // x.shape[1])
+        for start in range(0, x.shape[0], step):
+            part = slice(start, start + step)
+            q, exponent[part], nonfinite[part] = integers(x[part], digits)
+            write_digits(q, planes[:, part, : x.shape[1]])
+    return planes, exponent, nonfinite
+
+
+@_align.register_fake
+def _(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor]:
+    planes = x.new_empty((digits, x.shape[0], padded(x.shape[1])), dtype=torch.int8)
+    return planes, x.new_empty(x.shape[:1], dtype=torch.int32), x.new_empty(x.shape[:1], dtype=torch.bool)
+
+
+def integers(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q int32 [R, L], exponent int32 [R] and non-finite bool [R] of rows with L >= 1."""
+    wide = x.float()
+    size = magnitude(wide)
+    top = size.amax(dim=1)
+    nonfinite = top >= INFINITY
+    zero = (top < SMALLEST_NORMAL) | nonfinite
+    exponent = ((top >> 23) - 126).masked_fill(zero, 0)
+    window = 7 * digits - 1
+    dead = (size < SMALLEST_NORMAL) | nonfinite[:, None]
+    # Dead elements would round to 0 by themselves unless the row is tiny or not finite.
+    if x.device.type != "cpu" or bool((nonfinite | (exponent < window - 124)).any()):
+        wide = wide.masked_fill(dead, 0)
+    # 2^(window - exponent) can pass the float32 range, its two halves cannot.
+    half = (window - exponent) >> 1
+    scaled = wide * power_of_two(half)[:, None]
+    scaled.mul_(power_of_two(window - exponent - half)[:, None]).round_()
+    return scaled.to(torch.int32), exponent, nonfinite
+
+
+def write_digits(q: Tensor, planes: Tensor) -> None:
+    """Split q into digits in [-64, 63], the top digit keeping what is left, up to 64."""
+    for i in range(planes.shape[0] - 1):
+        q = q + 64
+        planes[i].copy_((q & 127) - 64)
+        q >>= 7
+    planes[-1].copy_(q)

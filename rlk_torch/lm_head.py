@@ -1,0 +1,213 @@
+"""The LM head: logits that depend on one hidden row and one weight row, and on nothing else.
+
+Section 4 of docs/contract.md. The twin is rlk_jax/lm_head.py.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlk_torch.alignment import Aligned, align
+from rlk_torch.checks import check_digits, check_floats, check_lm_head, check_same_device
+from rlk_torch.floats import flushed, narrowed
+from rlk_torch.products import default_implementation, rounded_products
+
+_BLOCK_LOGITS = 2**18  # logits made at a time: their integers stay in the cache
+_BLOCK_WEIGHTS = 2**22  # weights aligned at a time, whatever the vocab
+
+
+def lm_head(
+    hidden: Tensor, weight: Tensor | Aligned, bias: Tensor | None = None, *, digits: int | None = None
+) -> Tensor:
+    """Logits by exact integer dot products and one rounding, in hidden's dtype.
+
+    Arguments:
+        hidden: [..., K] bfloat16, float16 or float32, any strides.
+        weight: [V, K] of any of these types, or `align(weight, digits)`.
+        bias: [V] of any of these types, or None.
+        digits: 2 (coarse), 3 or 4; None means 3, or 4 where hidden is float32.
+
+    Returns:
+        [..., V] in hidden's dtype: the dot product rounded once to float32 (flushed to +0 below 2^-126),
+        plus the bias in float32, rounded once to the output type. A row that is not finite gives NaN;
+        every NaN is the positive quiet one.
+
+    Raises:
+        TypeError: another dtype, or digits that are no integer.
+        ValueError: shapes that do not meet, digits outside 2, 3, 4 or other than those of an `Aligned`
+            weight, arguments on several devices.
+        NotImplementedError: a gradient is asked for.
+
+    Example:
+        >>> lm_head(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.5], [0.0, -1.0]]))
+        tensor([ 2., -2.])
+    """
+    digits = default_digits(hidden) if digits is None else digits
+    return run_lm_head(hidden, weight, bias, digits, getattr(hidden, "dtype", torch.float32))
+
+
+def lm_head_fp32(hidden: Tensor, weight: Tensor | Aligned, bias: Tensor | None = None, *, digits: int = 4) -> Tensor:
+    """Ground-truth logits in float32.
+
+    Arguments:
+        hidden: [..., K] bfloat16, float16 or float32, any strides.
+        weight: [V, K] of any of these types, or `align(weight, digits)`.
+        bias: [V] of any of these types, or None.
+        digits: 2, 3 or 4.
+
+    Returns:
+        [..., V] float32, rounded as `lm_head` says, the output rounding being none.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as for `lm_head`.
+
+    Example:
+        >>> lm_head_fp32(torch.tensor([1.0, 2.0]).bfloat16(), torch.tensor([[1.0, 0.5]]))
+        tensor([2.])
+    """
+    return run_lm_head(hidden, weight, bias, digits, torch.float32)
+
+
+def default_digits(hidden: Any) -> int:
+    """3, or 4 where hidden is float32."""
+    return 4 if getattr(hidden, "dtype", None) == torch.float32 else 3
+
+
+def run_lm_head(
+    hidden: Tensor,
+    weight: Tensor | Aligned,
+    bias: Tensor | None,
+    digits: int,
+    dtype: torch.dtype,
+    implementation: str = "",
+) -> Tensor:
+    """Both paths, by a named implementation or, with the empty name, the device's own."""
+    check_digits(digits)
+    if isinstance(weight, Aligned):
+        check_lm_head(hidden, weight.shape, bias)
+        if weight.digits != digits:
+            raise ValueError(
+                f"weight is aligned with {weight.digits} digits and the call uses {digits}; expected one "
+                f"number: align(weight, {digits}), or digits={weight.digits}"
+            )
+        check_same_device(weight.device, hidden=hidden, bias=bias)
+        parts = (weight.planes, weight.exponent, weight.nonfinite)
+        return _lm_head_aligned(hidden, *parts, bias, dtype, implementation)
+    check_floats("weight", weight, "[V, K]", 2)
+    check_lm_head(hidden, (weight.shape[0], weight.shape[1]), bias)
+    check_same_device(weight.device, hidden=hidden, bias=bias)
+    return _lm_head(hidden, weight, bias, digits, dtype, implementation)
+
+
+@torch.library.custom_op("rlk_torch::lm_head", mutates_args=())
+def _lm_head(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, digits: int, dtype: torch.dtype, implementation: str
+) -> Tensor:
+    """Plain weight: aligned block by block, so that no plane of the whole table exists."""
+
+    def block(start: int, stop: int) -> Aligned:
+        return align(weight[start:stop], digits)
+
+    return _logits(hidden, weight.shape[0], digits, block, bias, dtype, implementation)
+
+
+@torch.library.custom_op("rlk_torch::lm_head_aligned", mutates_args=())
+def _lm_head_aligned(
+    hidden: Tensor,
+    planes: Tensor,
+    exponent: Tensor,
+    nonfinite: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    implementation: str,
+) -> Tensor:
+    """Weight aligned before: its digit planes, exponents and non-finite flags."""
+    weight = Aligned(planes, exponent, nonfinite, hidden.shape[-1])
+    return _logits(hidden, planes.shape[1], len(planes), weight.rows, bias, dtype, implementation)
+
+
+def _logits(
+    hidden: Tensor,
+    vocab: int,
+    digits: int,
+    block: Any,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    implementation: str,
+) -> Tensor:
+    """Tiles of [vocab block, row block]; `block(start, stop)` gives aligned rows of the weight."""
+    implementation = implementation or default_implementation(hidden.device)
+    rows = align(hidden.detach().reshape(-1, hidden.shape[-1]) if hidden.numel() else _no_rows(hidden), digits)
+    count = rows.shape[0]
+    out = hidden.new_empty((count, vocab), dtype=dtype)
+    row_step = min(max(count, 1), 512)
+    step = max(1, min(_BLOCK_LOGITS // row_step, _BLOCK_WEIGHTS // max(1, hidden.shape[-1])))
+    for start in range(0, vocab if count else 0, step):
+        stop = min(start + step, vocab)
+        weight = block(start, stop)
+        for first in range(0, count, row_step):
+            last = min(first + row_step, count)
+            r = rounded_products(rows.rows(first, last), weight, implementation)
+            out[first:last, start:stop] = finished(r, bias, slice(start, stop), dtype).T
+    return out.reshape(*hidden.shape[:-1], vocab)
+
+
+def _no_rows(hidden: Tensor) -> Tensor:
+    """[N, K] of a hidden without elements: N rows of width 0, or no rows of width K."""
+    return hidden.detach().new_empty((hidden.shape[:-1].numel(), hidden.shape[-1]))
+
+
+def finished(r: Tensor, bias: Tensor | None, rows: slice, dtype: torch.dtype) -> Tensor:
+    """Add the bias, round to the output type, make every NaN the quiet one. r: float32 [v, n]."""
+    if bias is not None:
+        r = flushed(r + flushed(bias.detach()[rows].float())[:, None])
+    return narrowed(r, dtype)
+
+
+@_lm_head.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, digits: int, dtype: torch.dtype, implementation: str
+) -> Tensor:
+    return hidden.new_empty((*hidden.shape[:-1], weight.shape[0]), dtype=dtype)
+
+
+@_lm_head_aligned.register_fake
+def _(
+    hidden: Tensor,
+    planes: Tensor,
+    exponent: Tensor,
+    nonfinite: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    implementation: str,
+) -> Tensor:
+    return hidden.new_empty((*hidden.shape[:-1], planes.shape[1]), dtype=dtype)
+
+
+def _vmap(op: Any) -> Any:
+    """A batch of hidden states is more rows; a batch of weights or biases is taken one by one."""
+
+    def rule(info: Any, in_dims: Any, hidden: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        if in_dims[0] is not None:
+            hidden = hidden.movedim(in_dims[0], 0)
+        if all(dim is None for dim in in_dims[1:]):
+            return op(hidden, *rest), 0
+        results = []
+        for b in range(info.batch_size):
+            args = [x if dim is None else x.select(dim, b) for x, dim in zip(rest, in_dims[1:], strict=True)]
+            results.append(op(hidden if in_dims[0] is None else hidden[b], *args))
+        return torch.stack(results), 0
+
+    return rule
+
+
+def _refuse_gradient(ctx: Any, grad: Tensor) -> None:
+    raise NotImplementedError(
+        "the gradient of lm_head is not offered yet: detach the arguments, or call it under torch.no_grad()"
+    )
+
+
+for _op in (_lm_head, _lm_head_aligned):
+    _op.register_vmap(_vmap(_op))
+    _op.register_autograd(_refuse_gradient)
