@@ -54,7 +54,8 @@ def align(x: ArrayLike, digits: int) -> Aligned:
     out = Aligned(np.empty(x.shape, np.int32), np.empty(len(x), np.int32), np.empty(len(x), bool), digits)
     step = _rows_per_block(x.shape[1])
     for rows in (slice(i, i + step) for i in range(0, len(x), step)):
-        exact = x[rows].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+            exact = x[rows].astype(np.float64)
         exact[np.abs(exact) < TINY] = 0  # 1.
         out.nonfinite[rows] = ~np.isfinite(exact).all(axis=1)  # 2.
         exact[out.nonfinite[rows]] = 0

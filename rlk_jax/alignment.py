@@ -13,6 +13,7 @@ from jax import Array, lax
 
 from rlk_jax.checks import check_digits, check_floats
 from rlk_jax.floats import INFINITY, SMALLEST_NORMAL, magnitude, widened
+from rlk_jax.refusal import without_gradient
 
 PLANE_MULTIPLE = 64  # planes are padded with zero digits to this width: int8 matrix units want it
 
@@ -23,7 +24,7 @@ class Aligned:
     """The rows of a matrix [R, L] as integers q, with x = q * 2^(exponent - window). A pytree.
 
     q = planes[0] + 128 planes[1] + ... ; every digit is in [-64, 63] but the top one, in [-64, 64].
-    An `Aligned` is a constant: no gradient flows to what it was made from.
+    An `Aligned` is a constant: the gradient of what it was made from is refused.
     """
 
     planes: Array  # int8 [digits, R, L padded to a multiple of 64]
@@ -40,6 +41,11 @@ class Aligned:
     def shape(self) -> tuple[int, int]:
         """[R, L], the shape of the matrix."""
         return self.planes.shape[1], self.length
+
+    @property
+    def device(self) -> jax.Device | jax.sharding.Sharding:
+        """Where the planes are."""
+        return self.planes.device
 
     def rows(self, start: Array | int, count: int) -> "Aligned":
         """Some rows, from a start that may be traced."""
@@ -65,13 +71,14 @@ def align(x: Array | np.ndarray, digits: int) -> Aligned:
     Raises:
         TypeError: another dtype, or digits that are no integer.
         ValueError: x that is not [R, L], or digits outside 2, 3, 4.
+        NotImplementedError: a gradient of x is asked for.
 
     Example:
         >>> align(jnp.array([[1.0, -0.5]]), 2).planes[:, 0, :2].tolist()
         [[0, 0], [32, -16]]
     """
     check_floats("x", x, "[R, L]", 2)
-    return _align(lax.stop_gradient(jnp.asarray(x)), check_digits(digits))
+    return _constant(jnp.asarray(x), check_digits(digits))
 
 
 def padded(length: int) -> int:
@@ -84,6 +91,14 @@ def _align(x: Array, digits: int) -> Aligned:
     q, exponent, nonfinite = integers(x, digits)
     q = jnp.pad(q, ((0, 0), (0, padded(x.shape[1]) - x.shape[1])))
     return Aligned(digit_planes(q, digits), exponent, nonfinite, x.shape[1])
+
+
+_constant = without_gradient(
+    _align,
+    "the gradient of an Aligned is not offered, it is a constant: pass the weight itself, or "
+    "align(jax.lax.stop_gradient(x), digits)",
+    nondiff_argnums=(1,),
+)
 
 
 def integers(x: Array, digits: int) -> tuple[Array, Array, Array]:

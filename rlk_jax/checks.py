@@ -1,6 +1,6 @@
 """Argument checks shared by the operators: what was got, what was expected, what to do.
 
-The twin in rlk_torch raises the same errors with the same words.
+The twin is rlk_torch/checks.py, which raises the same errors with the same words.
 """
 
 from typing import Any
@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from rlk_jax.devices import device_of
+
 FLOAT_DTYPES = (jnp.dtype("bfloat16"), jnp.dtype("float16"), jnp.dtype("float32"))
 
 
 def dtype_name(x: Any) -> str:
-    """`bfloat16`: the name both packages print."""
-    return jnp.dtype(x.dtype).name
+    """`bfloat16`: the name both packages print; `>f4` where the byte order is what is wrong with it."""
+    return x.dtype.name if getattr(x.dtype, "isnative", True) else x.dtype.str
 
 
 def check_floats(name: str, x: Any, shape: str, ndim: int | None = None) -> None:
@@ -51,14 +53,6 @@ def check_lm_head(hidden: Any, weight_shape: tuple[int, int], bias: Any) -> None
         check_floats("bias", bias, "[V]", 1)
         if bias.shape[0] != vocab:
             raise ValueError(f"bias has shape {tuple(bias.shape)}; expected {(vocab,)}, one value a row of weight")
-
-
-def device_of(x: Any) -> jax.Device | None:
-    """The one device that x is bound to; None for traced, sharded, NumPy and freely movable arrays."""
-    if isinstance(x, jax.core.Tracer) or not getattr(x, "committed", False):
-        return None
-    devices = x.devices()
-    return next(iter(devices)) if len(devices) == 1 else None
 
 
 def check_same_device(weight: Any, **others: Any) -> None:

@@ -13,11 +13,12 @@ import numpy as np
 from jax import Array
 
 from rlk_jax.alignment import Aligned
-from rlk_jax.checks import device_of
+from rlk_jax.checks import FLOAT_DTYPES
+from rlk_jax.devices import device_of
 from rlk_jax.embedding import run_embedding
 from rlk_jax.lm_head import default_digits, run_lm_head
 
-_IMPLEMENTATIONS = {"embedding": ("gather",), "lm_head": ("int8",)}
+_IMPLEMENTATIONS = {"embedding": ("gather", "pallas"), "lm_head": ("int8",)}
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
     Arguments:
         name: "embedding" or "lm_head".
         device: "cpu" or "cuda" (with an index if wanted); None means the CPU.
-        implementation: "gather" for embedding; "int8" for lm_head; None means the one that the plain
-            function takes on this device.
+        implementation: "gather" or "pallas" for embedding; "int8" for lm_head; None means the one that the
+            plain function takes on this device ("pallas" where the width allows it: see the error of an
+            explicit request).
 
     Returns:
         `Operator`, whose `implementation` names what really runs.
@@ -94,7 +96,8 @@ def _on(device: jax.Device, weight: Any, *others: Any) -> tuple[Any, ...]:
         raise ValueError(f"weight is on {got} and the operator on {device}; move weight, or get_op for {got}")
 
     def move(x: Any) -> Any:
-        free = isinstance(x, np.ndarray | Array) and not isinstance(x, jax.core.Tracer) and device_of(x) is None
+        known = isinstance(x, Array) or (isinstance(x, np.ndarray) and x.dtype in FLOAT_DTYPES)  # float64 is refused
+        free = known and not isinstance(x, jax.core.Tracer) and device_of(x) is None
         return jax.device_put(x, device) if free else x
 
     return tuple(jax.tree.map(move, x) for x in (weight, *others))

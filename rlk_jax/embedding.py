@@ -3,7 +3,8 @@
 Section 5 of docs/contract.md. The twin is rlk_torch/embedding.py.
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -12,8 +13,10 @@ import numpy as np
 from jax import Array, lax
 
 from rlk_jax.checks import as_token_ids, check_floats, check_same_device
+from rlk_jax.devices import has_pallas
 from rlk_jax.floats import QUIET_NAN, bits_of, narrowed
 from rlk_jax.floats import widened as widened_exactly
+from rlk_jax.refusal import without_gradient
 
 
 def embedding(token_ids: Any, weight: Array | np.ndarray, *, check_ids: bool = True) -> Array:
@@ -63,29 +66,66 @@ def embedding_fp32(token_ids: Any, weight: Array | np.ndarray, *, check_ids: boo
     return run_embedding(token_ids, weight, check_ids, widen=True)
 
 
-def run_embedding(token_ids: Any, weight: Array | np.ndarray, check_ids: bool, widen: bool) -> Array:
-    """Both paths."""
+def run_embedding(
+    token_ids: Any, weight: Array | np.ndarray, check_ids: bool, widen: bool, implementation: str = ""
+) -> Array:
+    """Both paths, by a named implementation or, with the empty name, the device's own."""
     check_floats("weight", weight, "[V, H]", 2)
     check_same_device(weight, token_ids=token_ids)
     if weight.shape[0] > 2**31 - 1:
         raise ValueError(f"weight has {weight.shape[0]} rows; expected fewer than 2^31: shard the table")
-    return _embedding(as_token_ids(token_ids, weight.shape[0], check_ids), jnp.asarray(weight), widen)
+    if implementation == "pallas" and (reason := why_not(weight)):
+        raise ValueError(f"implementation 'pallas' of embedding cannot serve the call: {reason}; use 'gather'")
+    ids = as_token_ids(token_ids, weight.shape[0], check_ids)
+    return _forward(ids, jnp.asarray(weight), widen, implementation or default_implementation(weight))
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _embedding(ids: Array, weight: Array, widen: bool) -> Array:
-    return _rows(ids, weight, widen)
+def default_implementation(weight: Any) -> str:
+    """Pallas on Hopper and newer GPUs for the widths it takes, else the plain gather."""
+    return "pallas" if has_pallas() and why_not(weight) is None else "gather"
 
 
-@_embedding.defjvp
-def _refuse_gradient(widen: bool, primals: Any, tangents: Any) -> Any:
-    raise NotImplementedError("the gradient of embedding is not offered yet: use jax.lax.stop_gradient on weight")
+def why_not(weight: Any) -> str | None:
+    """The reason why the Pallas kernel cannot serve a table [V, H], None where it can."""
+    from rlk_jax.embedding_pallas import why_not
+
+    return why_not(weight)
 
 
-@partial(jax.jit, static_argnums=2)
-def _rows(ids: Array, weight: Array, widen: bool) -> Array:
-    rows = gather(ids, weight)
+@partial(jax.jit, static_argnums=(2, 3))
+def _rows(ids: Array, weight: Array, widen: bool, implementation: str) -> Array:
+    rows = _batched(implementation)(ids, weight)
     return widened(rows) if widen else rows
+
+
+@cache
+def _batched(implementation: str) -> Callable[..., Array]:
+    @jax.custom_batching.custom_vmap
+    def rows(ids: Array, weight: Array) -> Array:
+        if implementation == "gather":
+            return gather(ids, weight)
+        from rlk_jax.embedding_pallas import gather_pallas
+
+        def pallas(ids: Array, weight: Array) -> Array:
+            return gather_pallas(ids.reshape(-1), weight).reshape(*ids.shape, weight.shape[1])
+
+        return lax.platform_dependent(ids, weight, cuda=pallas, default=gather)
+
+    @rows.def_vmap
+    def rule(size: int, in_batched: list[bool], ids: Array, weight: Array) -> tuple[Array, bool]:
+        """A batch of ids is more ids; a batch of tables is taken table by table."""
+        if not in_batched[1]:
+            return rows(ids, weight), True
+        if not in_batched[0]:
+            return lax.map(lambda table: rows(ids, table), weight), True
+        return lax.map(lambda pair: rows(*pair), (ids, weight)), True
+
+    return rows
+
+
+_forward = without_gradient(
+    _rows, "the gradient of embedding is not offered yet: use jax.lax.stop_gradient on weight", nondiff_argnums=(2, 3)
+)
 
 
 def gather(ids: Array, weight: Array) -> Array:

@@ -50,9 +50,18 @@ def narrowed(x: Array, dtype: DTypeLike) -> Array:
         bits = bits_of(x)
         out = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(jnp.uint16)
     else:
-        out = bits_of(x.astype(jnp.float16))
+        out = _float16_bits(bits_of(x))
     nan = jnp.array(QUIET_NAN[dtype.name], out.dtype)
     return lax.bitcast_convert_type(jnp.where(magnitude(x) > INFINITY, nan, out), dtype)
+
+
+def _float16_bits(bits: Array) -> Array:
+    """Of a number from 2^-14 on, the significand is rounded where it stands; a lesser one at the last bit of 1/2."""
+    size = bits & 0x7FFFFFFF
+    normal = jnp.minimum((size - (112 << 23) + 0xFFF + ((size >> 13) & 1)) >> 13, jnp.uint32(0x7C00))
+    half = jnp.float32(0.5)
+    small = bits_of(lax.bitcast_convert_type(size, jnp.float32) + half) - bits_of(half)
+    return (jnp.where(size < 113 << 23, small, normal) | ((bits >> 31) << 15)).astype(jnp.uint16)
 
 
 def power_of_two_times(x: Array, exponent: Array) -> Array:

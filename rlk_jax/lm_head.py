@@ -15,12 +15,15 @@ from jax.typing import DTypeLike
 
 from rlk_jax.alignment import Aligned, align
 from rlk_jax.checks import check_digits, check_floats, check_lm_head, check_same_device
+from rlk_jax.devices import on_gpu
 from rlk_jax.floats import flushed, narrowed, widened
 from rlk_jax.products import rounded_products
+from rlk_jax.refusal import without_gradient
 
-_BLOCK_LOGITS = 2**20  # logits made at a time
-_BLOCK_ROWS = 512
-_BLOCK_WEIGHTS = 2**22  # weights aligned at a time, whatever the vocab
+# Logits made at a time, rows among them, weights aligned at a time whatever the vocab: a cache on the CPU, a
+# memory budget of some hundred megabytes on a GPU.
+_CPU_BLOCKS = (2**18, 512, 2**22)
+_GPU_BLOCKS = (2**24, 2048, 2**26)
 
 
 def lm_head(
@@ -147,15 +150,9 @@ def _operator(digits: int, dtype: Any) -> Callable[..., Array]:
 
         return lax.map(one, moving), True
 
-    operator = jax.custom_jvp(batched)
-
-    @operator.defjvp
-    def refuse(primals: Any, tangents: Any) -> Any:
-        raise NotImplementedError(
-            "the gradient of lm_head is not offered yet: use jax.lax.stop_gradient on the arguments"
-        )
-
-    return operator
+    return without_gradient(
+        batched, "the gradient of lm_head is not offered yet: use jax.lax.stop_gradient on the arguments"
+    )
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -163,10 +160,11 @@ def _logits(hidden: Array, weight: Array | Aligned, bias: Array | None, digits: 
     """Tiles of [vocab block, row block]; the last of each kind overlaps the one before: the same bits."""
     vocab, width = weight.shape
     rows = hidden.shape[0]
-    row_step = min(rows, _BLOCK_ROWS)
-    step = min(vocab, max(1, _BLOCK_LOGITS // max(1, row_step)))
+    block_logits, block_rows, block_weights = _GPU_BLOCKS if on_gpu() else _CPU_BLOCKS
+    row_step = min(rows, block_rows)
+    step = min(vocab, max(1, block_logits // max(1, row_step)))
     if not isinstance(weight, Aligned):
-        step = min(step, max(1, _BLOCK_WEIGHTS // max(1, width)))
+        step = min(step, max(1, block_weights // max(1, width)))
     if rows == 0 or vocab == 0:
         return jnp.zeros((rows, vocab), dtype)
     aligned = align(hidden, digits)

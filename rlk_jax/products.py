@@ -10,40 +10,64 @@ from jax import Array, lax
 from rlk_jax.alignment import Aligned
 from rlk_jax.floats import power_of_two_times
 
+MANY_ROWS = 128  # rows from which fewer products pay for the sums of digits
 _REDUCTION = 2**16  # reductions longer than this go in chunks: int32 groups hold while digits * L <= 2^18
 
 
 def rounded_products(hidden: Aligned, weight: Aligned) -> Array:
     """r of section 3 for every pair of rows: float32 [Rw, Rh], the weight's rows first."""
-    groups = int8_groups(hidden.planes, weight.planes)
+    groups = _groups(hidden.planes, weight.planes)
     window = 7 * hidden.digits - 1
     exponent = weight.exponent[:, None] + hidden.exponent[None, :] - 2 * window
     r = _round_once(groups, exponent)
     return jnp.where(weight.nonfinite[:, None] | hidden.nonfinite[None, :], jnp.float32(jnp.nan), r)
 
 
-def int8_groups(hidden: Array, weight: Array) -> list[Array]:
-    """D = sum of groups[i] * 128^i, int32 [Rw, Rh] each, carried: all but the last in [0, 127].
-
-    The hidden planes are stacked, so each weight plane is read once.
-    """
-    n, rows, width = hidden.shape
+def _groups(hidden: Array, weight: Array) -> list[Array]:
+    """D = sum of groups[i] * 128^i, int32 [Rw, Rh] each, carried: all but the last in [0, 127]."""
+    groups_of = digit_sums if hidden.shape[1] >= MANY_ROWS else stacked_digits
     total: list[Array] = []
-    for start in range(0, width, _REDUCTION):
-        stop = min(start + _REDUCTION, width)
-        stacked = hidden[:, :, start:stop].reshape(n * rows, stop - start)
-        sums: list[Array] = [jnp.int32(0)] * (2 * n - 1)
-        for j in range(n):
-            product = lax.dot_general(
-                weight[j, :, start:stop], stacked, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
-            ).reshape(-1, n, rows)
-            for i in range(n):
-                sums[i + j] = sums[i + j] + product[:, i]
-        if width > _REDUCTION:  # two more digits hold the sum of 2^14 chunks
+    for start in range(0, hidden.shape[2], _REDUCTION):
+        part = slice(start, min(start + _REDUCTION, hidden.shape[2]))
+        sums = groups_of(hidden[:, :, part], weight[:, :, part])
+        if hidden.shape[2] > _REDUCTION:  # two more digits hold the sum of 2^14 chunks
             sums += [jnp.zeros_like(sums[0])] * 2
         sums = _carried(sums)
         total = _carried([a + b for a, b in zip(total, sums, strict=True)]) if total else sums
     return total
+
+
+def stacked_digits(hidden: Array, weight: Array) -> list[Array]:
+    """Few rows: the hidden planes are stacked, so each weight plane is read once."""
+    n, rows, width = hidden.shape
+    # GPU libraries tune each shape and like multiples of 16: a few zero rows cost nothing.
+    stacked = jnp.pad(hidden.reshape(n * rows, width), ((0, -n * rows % 16), (0, 0)))
+    sums: list[Array] = [jnp.int32(0)] * (2 * n - 1)
+    for j in range(n):
+        product = _product(weight[j], stacked)
+        for i in range(n):
+            sums[i + j] = sums[i + j] + product[:, i * rows : (i + 1) * rows]
+    return sums
+
+
+def digit_sums(hidden: Array, weight: Array) -> list[Array]:
+    """Many rows: n (n + 1) / 2 products instead of n^2, by Karatsuba's trick; a sum of two digits fits int8.
+
+    a_i b_j + a_j b_i = (a_i + a_j)(b_i + b_j) - a_i b_i - a_j b_j.
+    """
+    n = len(hidden)
+    squares = [_product(weight[i], hidden[i]) for i in range(n)]
+    sums: list[Array] = [jnp.int32(0)] * (2 * n - 1)
+    for i in range(n):
+        sums[2 * i] = sums[2 * i] + squares[i]
+        for j in range(i):
+            cross = _product(weight[i] + weight[j], hidden[i] + hidden[j])
+            sums[i + j] = sums[i + j] + (cross - squares[i] - squares[j])
+    return sums
+
+
+def _product(weight: Array, hidden: Array) -> Array:
+    return lax.dot_general(weight, hidden, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
 
 
 def _carried(groups: list[Array]) -> list[Array]:

@@ -4,12 +4,15 @@ Section 1 of docs/contract.md. The twin is rlk_jax/alignment.py.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlk_torch.checks import check_digits, check_floats
+from rlk_torch.devices import has_triton
 from rlk_torch.floats import INFINITY, SMALLEST_NORMAL, magnitude, power_of_two
+from rlk_torch.refusal import without_gradient
 
 PLANE_MULTIPLE = 64  # planes are padded with zero digits to this width: int8 matrix units want it
 _BLOCK = 2**18  # elements aligned at a time, so that temporaries stay in the cache
@@ -20,13 +23,14 @@ class Aligned:
     """The rows of a matrix [R, L] as integers q, with x = q * 2^(exponent - window).
 
     q = planes[0] + 128 planes[1] + ... ; every digit is in [-64, 63] but the top one, in [-64, 64].
-    An `Aligned` is a constant: no gradient flows to what it was made from.
+    An `Aligned` is a constant: the gradient of what it was made from is refused.
     """
 
     planes: Tensor  # int8 [digits, R, L padded to a multiple of 64]
     exponent: Tensor  # int32 [R]
     nonfinite: Tensor  # bool [R]
     length: int  # L
+    origin: Tensor | None = None  # without elements: through it autograd finds what is to be refused
 
     @property
     def digits(self) -> int:
@@ -43,10 +47,10 @@ class Aligned:
         """Where the planes are."""
         return self.planes.device
 
-    def rows(self, start: int, stop: int) -> "Aligned":
+    def rows(self, start: int, count: int) -> "Aligned":
         """A view of some rows."""
-        part = slice(start, stop)
-        return Aligned(self.planes[:, part], self.exponent[part], self.nonfinite[part], self.length)
+        part = slice(start, start + count)
+        return Aligned(self.planes[:, part], self.exponent[part], self.nonfinite[part], self.length, self.origin)
 
 
 def align(x: Tensor, digits: int) -> Aligned:
@@ -63,14 +67,15 @@ def align(x: Tensor, digits: int) -> Aligned:
     Raises:
         TypeError: another dtype, or digits that are no integer.
         ValueError: x that is not [R, L], or digits outside 2, 3, 4.
+        NotImplementedError: a gradient of x is asked for.
 
     Example:
         >>> align(torch.tensor([[1.0, -0.5]]), 2).planes[:, 0, :2].tolist()
         [[0, 0], [32, -16]]
     """
     check_floats("x", x, "[R, L]", 2)
-    planes, exponent, nonfinite = _align(x.detach(), check_digits(digits))
-    return Aligned(planes, exponent, nonfinite, x.shape[1])
+    planes, exponent, nonfinite, origin = _constant(x, check_digits(digits))
+    return Aligned(planes, exponent, nonfinite, x.shape[1], origin)
 
 
 def padded(length: int) -> int:
@@ -79,23 +84,44 @@ def padded(length: int) -> int:
 
 
 @torch.library.custom_op("rlk_torch::align", mutates_args=())
-def _align(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor]:
-    planes = x.new_zeros((digits, x.shape[0], padded(x.shape[1])), dtype=torch.int8)
+def _align(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    make = x.new_empty if has_triton(x.device) else x.new_zeros  # the kernel writes every element
+    planes = make((digits, x.shape[0], padded(x.shape[1])), dtype=torch.int8)
     exponent = x.new_zeros(x.shape[:1], dtype=torch.int32)
     nonfinite = x.new_zeros(x.shape[:1], dtype=torch.bool)
-    if x.shape[1]:
+    if has_triton(x.device):
+        from rlk_torch.alignment_triton import align_triton
+
+        align_triton(x, planes, exponent, nonfinite)
+    elif x.shape[1]:
         step = max(1, _BLOCK // x.shape[1])
         for start in range(0, x.shape[0], step):
             part = slice(start, start + step)
             q, exponent[part], nonfinite[part] = integers(x[part], digits)
             write_digits(q, planes[:, part, : x.shape[1]])
-    return planes, exponent, nonfinite
+    return planes, exponent, nonfinite, x.new_empty(0)
 
 
 @_align.register_fake
-def _(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor]:
+def _(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     planes = x.new_empty((digits, x.shape[0], padded(x.shape[1])), dtype=torch.int8)
-    return planes, x.new_empty(x.shape[:1], dtype=torch.int32), x.new_empty(x.shape[:1], dtype=torch.bool)
+    exponent = x.new_empty(x.shape[:1], dtype=torch.int32)
+    return planes, exponent, x.new_empty(x.shape[:1], dtype=torch.bool), x.new_empty(0)
+
+
+@_align.register_vmap
+def _(info: Any, in_dims: Any, x: Tensor, digits: int) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+    """A batch of matrices is more rows."""
+    x = x.movedim(in_dims[0], 0)
+    planes, exponent, nonfinite, origin = _align(x.reshape(x.shape[0] * x.shape[1], x.shape[2]), digits)
+    parts = (planes.unflatten(1, x.shape[:2]), exponent.view(x.shape[:2]), nonfinite.view(x.shape[:2]))
+    return (*parts, origin), (1, 0, 0, None)
+
+
+_constant = without_gradient(
+    _align,
+    "the gradient of an Aligned is not offered, it is a constant: pass the weight itself, or align(x.detach(), digits)",
+)
 
 
 def integers(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Argument checks shared by the operators: what was got, what was expected, what to do.
 
-The twin in rlk_jax raises the same errors with the same words.
+The twin is rlk_jax/checks.py, which raises the same errors with the same words.
 """
 
 from typing import Any
@@ -64,16 +64,26 @@ def check_same_device(device: torch.device, **others: Tensor | None) -> None:
 def as_token_ids(token_ids: Any, device: torch.device) -> Tensor:
     """Ids of any integer dtype as a tensor; Python and NumPy integers are moved to the table's device."""
     if not isinstance(token_ids, Tensor):
-        array = np.asarray(token_ids)
-        if array.size == 0 and not isinstance(token_ids, np.ndarray):
-            array = array.astype(np.int64)  # NumPy calls an empty list float64
-        if array.dtype.kind not in "iu":
-            raise TypeError(_not_integers(array.dtype.name))
-        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape)).to(device)
+        token_ids = _from_numbers(token_ids).to(device)
     if token_ids.dtype not in _INTEGERS:
         raise TypeError(_not_integers(dtype_name(token_ids)))
     check_same_device(device, token_ids=token_ids)
     return token_ids
+
+
+def _from_numbers(x: Any) -> Tensor:
+    if torch.compiler.is_compiling():  # the compiler knows NumPy arrays as tensors, and has no dtype for them
+        tensor = torch.as_tensor(x)
+        return tensor if tensor.numel() or isinstance(x, np.ndarray) else tensor.long()
+    array = np.asarray(x)
+    if array.size == 0 and not isinstance(x, np.ndarray):
+        array = array.astype(np.int64)  # NumPy calls an empty list float64
+    if array.dtype.kind not in "iu":
+        raise TypeError(_not_integers(array.dtype.name))
+    # torch takes neither read-only memory, nor another byte order, nor the second C type of 64 bits.
+    native = np.empty(array.shape, array.dtype.name)
+    native[...] = array
+    return torch.from_numpy(native)
 
 
 def _not_integers(dtype: str) -> str:

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from rlk_torch.alignment import Aligned
+from rlk_torch.devices import has_triton
+from rlk_torch.embedding import default_implementation as default_gather
 from rlk_torch.embedding import run_embedding
 from rlk_torch.lm_head import default_digits, run_lm_head
-from rlk_torch.products import default_implementation
+from rlk_torch.products import default_implementation as default_products
 
-_IMPLEMENTATIONS = {"embedding": ("gather",), "lm_head": ("int8", "float64")}
+_IMPLEMENTATIONS = {"embedding": ("gather", "triton"), "lm_head": ("int8", "float64", "triton")}
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
     Arguments:
         name: "embedding" or "lm_head".
         device: "cpu" or "cuda" (with an index if wanted); None means the CPU.
-        implementation: "gather" for embedding; "int8" or "float64" for lm_head; None means the one that
-            the plain function takes on this device.
+        implementation: "gather" or "triton" for embedding; "int8", "float64" or "triton" for lm_head; None
+            means the one that the plain function takes on this device.
 
     Returns:
         `Operator`, whose `implementation` names what really runs.
@@ -60,12 +62,17 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
         raise ValueError(f"no operator {name!r}; expected one of {_listed(_IMPLEMENTATIONS)}")
     chosen = _device(device)
     if implementation is None:
-        implementation = "gather" if name == "embedding" else default_implementation(chosen)
+        implementation = default_gather(chosen) if name == "embedding" else default_products(chosen)
     if implementation not in _IMPLEMENTATIONS[name]:
         known = _listed(_IMPLEMENTATIONS[name])
         raise ValueError(f"no implementation {implementation!r} of {name}; expected one of {known}")
     if implementation == "int8" and chosen.type != "cpu":
         raise ValueError(f"implementation 'int8' of lm_head runs on the CPU and device is {chosen}; use 'float64'")
+    if implementation == "triton" and not has_triton(chosen):
+        raise ValueError(
+            f"implementation 'triton' of {name} needs a CUDA device of compute capability 8 or newer with Triton "
+            f"installed and device is {chosen}; use {_IMPLEMENTATIONS[name][0]!r}"
+        )
     functions = _embedding_functions if name == "embedding" else _lm_head_functions
     return Operator(name, str(chosen), implementation, *functions(chosen, implementation))
 

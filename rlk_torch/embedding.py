@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from rlk_torch.checks import as_int64, as_token_ids, check_floats, raise_bad_id
+from rlk_torch.devices import has_triton
 from rlk_torch.floats import QUIET_NAN, bits_of, narrowed
+from rlk_torch.refusal import without_gradient
 
 
 def embedding(token_ids: Any, weight: Tensor, *, check_ids: bool = True) -> Tensor:
@@ -66,16 +68,27 @@ def run_embedding(token_ids: Any, weight: Tensor, check_ids: bool, widen: bool, 
     check_floats("weight", weight, "[V, H]", 2)
     ids = as_token_ids(token_ids, weight.device)
     readable = check_ids and not torch.compiler.is_compiling()
-    return _embedding(ids, weight, readable, widen, implementation)
+    return _forward(ids, weight, readable, widen, implementation)
+
+
+def default_implementation(device: torch.device) -> str:
+    """Triton on CUDA where it is installed, else the plain gather."""
+    return "triton" if has_triton(device) else "gather"
 
 
 @torch.library.custom_op("rlk_torch::embedding", mutates_args=())
 def _embedding(token_ids: Tensor, weight: Tensor, check_ids: bool, widen: bool, implementation: str) -> Tensor:
     """One operator for all implementations; the empty name lets the device choose."""
-    ids = as_int64(token_ids)
-    bad = (ids < 0) | (ids >= weight.shape[0])
-    if check_ids and bad.any():
-        raise_bad_id(token_ids, weight.shape[0], bad)
+    triton = (implementation or default_implementation(weight.device)) == "triton"
+    if check_ids or not triton:
+        ids = as_int64(token_ids)
+        bad = (ids < 0) | (ids >= weight.shape[0])
+        if check_ids and bad.any():
+            raise_bad_id(token_ids, weight.shape[0], bad)
+    if triton:
+        from rlk_torch.embedding_triton import gather_triton
+
+        return gather_triton(token_ids, weight, widen)
     rows = gather(ids, bad, weight)
     return widened(rows) if widen else rows
 
@@ -98,24 +111,19 @@ def _(info: Any, in_dims: Any, token_ids: Tensor, weight: Tensor, *options: Any)
     return torch.stack([_embedding(i, w, *options) for i, w in zip(ids, tables, strict=True)]), 0
 
 
-def _refuse_gradient(ctx: Any, grad: Tensor) -> None:
-    raise NotImplementedError(
-        "the gradient of embedding is not offered yet: detach weight, or call it under torch.no_grad()"
-    )
-
-
-_embedding.register_autograd(_refuse_gradient)
+_forward = without_gradient(
+    _embedding, "the gradient of embedding is not offered yet: detach weight, or call it under torch.no_grad()"
+)
 
 
 def gather(ids: Tensor, bad: Tensor, weight: Tensor) -> Tensor:
     """The plain gather on any device: int64 ids, the mask of bad ones, [V, H] -> [..., H]."""
-    bits = bits_of(weight.detach())
-    if weight.shape[0] == 0:
-        rows = bits.new_empty((ids.numel(), weight.shape[1]))
-    else:
-        rows = bits.index_select(0, ids.masked_fill(bad, 0).reshape(-1))
+    out = weight.new_empty((*ids.shape, weight.shape[1]))
+    rows = bits_of(out).view(ids.numel(), weight.shape[1])
+    if weight.shape[0]:
+        torch.index_select(bits_of(weight.detach()), 0, ids.masked_fill(bad, 0).reshape(-1), out=rows)
     rows.masked_fill_(bad.reshape(-1, 1), QUIET_NAN[weight.dtype])
-    return rows.view(weight.dtype).reshape(*ids.shape, weight.shape[1])
+    return out
 
 
 def widened(rows: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 Section 4 of docs/contract.md. The twin is rlk_jax/lm_head.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from rlk_torch.alignment import Aligned, align
 from rlk_torch.checks import check_digits, check_floats, check_lm_head, check_same_device
 from rlk_torch.floats import flushed, narrowed
-from rlk_torch.products import default_implementation, rounded_products
+from rlk_torch.products import LONGEST_INT32, default_implementation, rounded_products
+from rlk_torch.refusal import without_gradient
 
 _BLOCK_LOGITS = 2**18  # logits made at a time: their integers stay in the cache
 _BLOCK_WEIGHTS = 2**22  # weights aligned at a time, whatever the vocab
@@ -92,12 +94,12 @@ def run_lm_head(
                 f"number: align(weight, {digits}), or digits={weight.digits}"
             )
         check_same_device(weight.device, hidden=hidden, bias=bias)
-        parts = (weight.planes, weight.exponent, weight.nonfinite)
-        return _lm_head_aligned(hidden, *parts, bias, dtype, implementation)
+        parts = (weight.planes, weight.exponent, weight.nonfinite, weight.origin)
+        return _forward_aligned(hidden, *parts, bias, dtype, implementation)
     check_floats("weight", weight, "[V, K]", 2)
     check_lm_head(hidden, (weight.shape[0], weight.shape[1]), bias)
     check_same_device(weight.device, hidden=hidden, bias=bias)
-    return _lm_head(hidden, weight, bias, digits, dtype, implementation)
+    return _forward(hidden, weight, bias, digits, dtype, implementation)
 
 
 @torch.library.custom_op("rlk_torch::lm_head", mutates_args=())
@@ -106,10 +108,10 @@ def _lm_head(
 ) -> Tensor:
     """Plain weight: aligned block by block, so that no plane of the whole table exists."""
 
-    def block(start: int, stop: int) -> Aligned:
-        return align(weight[start:stop], digits)
+    def block(start: int, count: int) -> Aligned:
+        return align(weight[start : start + count], digits)
 
-    return _logits(hidden, weight.shape[0], digits, block, bias, dtype, implementation)
+    return _logits(hidden, weight.shape[0], digits, block, False, bias, dtype, implementation)
 
 
 @torch.library.custom_op("rlk_torch::lm_head_aligned", mutates_args=())
@@ -118,44 +120,57 @@ def _lm_head_aligned(
     planes: Tensor,
     exponent: Tensor,
     nonfinite: Tensor,
+    origin: Tensor | None,
     bias: Tensor | None,
     dtype: torch.dtype,
     implementation: str,
 ) -> Tensor:
-    """Weight aligned before: its digit planes, exponents and non-finite flags."""
+    """Weight aligned before: the parts of an `Aligned`."""
     weight = Aligned(planes, exponent, nonfinite, hidden.shape[-1])
-    return _logits(hidden, planes.shape[1], len(planes), weight.rows, bias, dtype, implementation)
+    return _logits(hidden, planes.shape[1], len(planes), weight.rows, True, bias, dtype, implementation)
 
 
 def _logits(
     hidden: Tensor,
     vocab: int,
     digits: int,
-    block: Any,
+    block: Callable[[int, int], Aligned],
+    whole: bool,
     bias: Tensor | None,
     dtype: torch.dtype,
     implementation: str,
 ) -> Tensor:
-    """Tiles of [vocab block, row block]; `block(start, stop)` gives aligned rows of the weight."""
-    implementation = implementation or default_implementation(hidden.device)
-    rows = align(hidden.detach().reshape(-1, hidden.shape[-1]) if hidden.numel() else _no_rows(hidden), digits)
-    count = rows.shape[0]
-    out = hidden.new_empty((count, vocab), dtype=dtype)
-    row_step = min(max(count, 1), 512)
+    """Tiles of [vocab block, row block]; `block(start, count)` gives aligned rows of the weight."""
+    hidden = hidden.detach()
+    if not hidden.is_contiguous():
+        hidden = hidden.contiguous()
+    count = hidden.shape[:-1].numel()
+    logits = hidden.new_empty((*hidden.shape[:-1], vocab), dtype=dtype)
+    out, hidden = logits.view(count, vocab), hidden.view(count, hidden.shape[-1])
+    if logits.numel() == 0:
+        return logits
+    implementation = implementation or default_implementation(hidden.device, digits, hidden.shape[1])
+    if implementation == "triton":
+        if digits * hidden.shape[1] > LONGEST_INT32:
+            raise ValueError(
+                f"implementation 'triton' of lm_head takes digits * K up to {LONGEST_INT32} and got "
+                f"{digits} * {hidden.shape[1]}; use 'float64'"
+            )
+        from rlk_torch.lm_head_triton import logits_triton
+
+        logits_triton(hidden, vocab, digits, block, whole, bias, out)
+        return logits
+    rows = align(hidden, digits)
+    row_step = min(count, 512)
     step = max(1, min(_BLOCK_LOGITS // row_step, _BLOCK_WEIGHTS // max(1, hidden.shape[-1])))
-    for start in range(0, vocab if count else 0, step):
+    for start in range(0, vocab, step):
         stop = min(start + step, vocab)
-        weight = block(start, stop)
+        weight = block(start, stop - start)
         for first in range(0, count, row_step):
             last = min(first + row_step, count)
-            r = rounded_products(rows.rows(first, last), weight, implementation)
+            r = rounded_products(rows.rows(first, last - first), weight, implementation)
             out[first:last, start:stop] = finished(r, bias, slice(start, stop), dtype).T
-    return out.reshape(*hidden.shape[:-1], vocab)
-
-
-def _no_rows(hidden: Tensor) -> Tensor:
-    """[N, K] of a hidden without elements: N rows of width 0, or no rows of width K."""
-    return hidden.detach().new_empty((hidden.shape[:-1].numel(), hidden.shape[-1]))
+    return logits  # and no view of something else, so that callers may write into it
 
 
 def finished(r: Tensor, bias: Tensor | None, rows: slice, dtype: torch.dtype) -> Tensor:
@@ -178,6 +193,7 @@ def _(
     planes: Tensor,
     exponent: Tensor,
     nonfinite: Tensor,
+    origin: Tensor | None,
     bias: Tensor | None,
     dtype: torch.dtype,
     implementation: str,
@@ -202,12 +218,9 @@ def _vmap(op: Any) -> Any:
     return rule
 
 
-def _refuse_gradient(ctx: Any, grad: Tensor) -> None:
-    raise NotImplementedError(
-        "the gradient of lm_head is not offered yet: detach the arguments, or call it under torch.no_grad()"
-    )
-
-
 for _op in (_lm_head, _lm_head_aligned):
     _op.register_vmap(_vmap(_op))
-    _op.register_autograd(_refuse_gradient)
+
+_NO_GRADIENT = "the gradient of lm_head is not offered yet: detach the arguments, or call it under torch.no_grad()"
+_forward = without_gradient(_lm_head, _NO_GRADIENT)
+_forward_aligned = without_gradient(_lm_head_aligned, _NO_GRADIENT)

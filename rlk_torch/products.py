@@ -8,17 +8,21 @@ import torch
 from torch import Tensor
 
 from rlk_torch.alignment import Aligned
+from rlk_torch.devices import has_triton
 from rlk_torch.floats import power_of_two_float64
 
 _TINY = 2.0**-126
-_REDUCTION = 2**16  # reductions longer than this go in chunks: int32 groups hold while digits * L <= 2^18
+LONGEST_INT32 = 2**18  # int32 groups hold while digits * L is at most this
+_REDUCTION = LONGEST_INT32 // 4  # longer reductions go in chunks
 _EXACT_IN_FLOAT64 = 4096  # 27 + 14 + 12 bits
 _WORD = 14  # with two words, D = high * 2^14 + low
 
 
-def default_implementation(device: torch.device) -> str:
-    """int8 where the processor multiplies bytes in hardware, else float64."""
-    return "int8" if device.type == "cpu" and _int8_products_pay() else "float64"
+def default_implementation(device: torch.device, digits: int = 3, length: int = 1) -> str:
+    """On the CPU int8 where the processor multiplies bytes in hardware; on CUDA Triton; else float64."""
+    if device.type == "cpu":
+        return "int8" if _int8_products_pay() else "float64"
+    return "triton" if has_triton(device) and digits * length <= LONGEST_INT32 else "float64"
 
 
 def _int8_products_pay() -> bool:
