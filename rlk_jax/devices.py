@@ -16,9 +16,10 @@ def device_of(x: Any) -> jax.Device | None:
     return next(iter(devices)) if len(devices) == 1 else None
 
 
-def has_pallas() -> bool:
-    """The default device is an NVIDIA GPU for Mosaic GPU kernels: compute capability 9 (Hopper) and newer."""
-    return on_gpu() and float(getattr(jax.devices()[0], "compute_capability", "0")) >= 9
+def has_pallas(device: jax.Device | None = None) -> bool:
+    """The device (None: the default one) runs Mosaic GPU kernels: compute capability 9 (Hopper) and newer."""
+    device = device or jax.devices()[0]
+    return device.platform == "gpu" and float(getattr(device, "compute_capability", "0")) >= 9
 
 
 def on_gpu() -> bool:

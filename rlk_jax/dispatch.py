@@ -14,8 +14,8 @@ from jax import Array
 
 from rlk_jax.alignment import Aligned
 from rlk_jax.checks import FLOAT_DTYPES
-from rlk_jax.devices import device_of
-from rlk_jax.embedding import run_embedding
+from rlk_jax.devices import device_of, has_pallas
+from rlk_jax.embedding import run_embedding, why_not
 from rlk_jax.lm_head import default_digits, run_lm_head
 
 _IMPLEMENTATIONS = {"embedding": ("gather", "pallas"), "lm_head": ("int8",)}
@@ -26,7 +26,8 @@ class Operator:
     """An operator on one device by one implementation.
 
     `forward` (also the call itself) and `forward_fp32` take the arguments of the function of the
-    operator's name and of its `_fp32` form, on this device only.
+    operator's name and of its `_fp32` form, on this device only. `served_by(weight, digits=3)` names the
+    implementation that takes a call with this weight, where none was asked for by name.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Operator:
     implementation: str
     forward: Callable[..., Array]
     forward_fp32: Callable[..., Array]
+    served_by: Callable[..., str]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Array:
         return self.forward(*args, **kwargs)
@@ -46,11 +48,11 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
         name: "embedding" or "lm_head".
         device: "cpu" or "cuda" (with an index if wanted); None means the CPU.
         implementation: "gather" or "pallas" for embedding; "int8" for lm_head; None means the one that the
-            plain function takes on this device ("pallas" where the width allows it: see the error of an
-            explicit request).
+            plain function takes on this device.
 
     Returns:
-        `Operator`, whose `implementation` names what really runs.
+        `Operator`, whose `implementation` names what runs, and `served_by(weight)` what runs for a weight of
+        unusual sizes.
 
     Raises:
         ValueError: an unknown name, device or implementation, or one that cannot be served here, with the
@@ -62,14 +64,25 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
     """
     if name not in _IMPLEMENTATIONS:
         raise ValueError(f"no operator {name!r}; expected one of {_listed(_IMPLEMENTATIONS)}")
-    chosen = _device(device)
+    chosen, asked = _device(device), implementation or ""
+    pallas = name == "embedding" and has_pallas(chosen)
     if implementation is None:
-        implementation = _IMPLEMENTATIONS[name][0]
+        implementation = "pallas" if pallas else _IMPLEMENTATIONS[name][0]
     if implementation not in _IMPLEMENTATIONS[name]:
         known = _listed(_IMPLEMENTATIONS[name])
         raise ValueError(f"no implementation {implementation!r} of {name}; expected one of {known}")
+    if implementation == "pallas" and not pallas:
+        raise ValueError(
+            f"implementation 'pallas' of {name} needs a CUDA device of compute capability 9 or newer and device "
+            f"is {chosen.platform}; use {_IMPLEMENTATIONS[name][0]!r}"
+        )
     functions = _embedding_functions if name == "embedding" else _lm_head_functions
-    return Operator(name, device or "cpu", implementation, *functions(chosen))
+
+    def served_by(weight: Array | Aligned, digits: int = 3) -> str:
+        refused = implementation == "pallas" and not asked and why_not(weight)
+        return "gather" if refused else str(implementation)
+
+    return Operator(name, device or "cpu", implementation, *functions(chosen, asked), served_by)
 
 
 def _listed(names: Any) -> str:
@@ -103,19 +116,19 @@ def _on(device: jax.Device, weight: Any, *others: Any) -> tuple[Any, ...]:
     return tuple(jax.tree.map(move, x) for x in (weight, *others))
 
 
-def _embedding_functions(device: jax.Device) -> tuple[Callable[..., Array], ...]:
+def _embedding_functions(device: jax.Device, implementation: str) -> tuple[Callable[..., Array], ...]:
     def forward(token_ids: Any, weight: Array, *, check_ids: bool = True) -> Array:
         (weight,) = _on(device, weight)
-        return run_embedding(token_ids, weight, check_ids, False)
+        return run_embedding(token_ids, weight, check_ids, False, implementation)
 
     def forward_fp32(token_ids: Any, weight: Array, *, check_ids: bool = True) -> Array:
         (weight,) = _on(device, weight)
-        return run_embedding(token_ids, weight, check_ids, True)
+        return run_embedding(token_ids, weight, check_ids, True, implementation)
 
     return forward, forward_fp32
 
 
-def _lm_head_functions(device: jax.Device) -> tuple[Callable[..., Array], ...]:
+def _lm_head_functions(device: jax.Device, implementation: str) -> tuple[Callable[..., Array], ...]:
     def forward(
         hidden: Array, weight: Array | Aligned, bias: Array | None = None, *, digits: int | None = None
     ) -> Array:

@@ -25,7 +25,8 @@ class Operator:
     """An operator on one device by one implementation.
 
     `forward` (also the call itself) and `forward_fp32` take the arguments of the function of the
-    operator's name and of its `_fp32` form, on this device only.
+    operator's name and of its `_fp32` form, on this device only. `served_by(weight, digits=3)` names the
+    implementation that takes a call with this weight, where none was asked for by name.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Operator:
     implementation: str
     forward: Callable[..., Tensor]
     forward_fp32: Callable[..., Tensor]
+    served_by: Callable[..., str]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.forward(*args, **kwargs)
@@ -48,7 +50,8 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
             means the one that the plain function takes on this device.
 
     Returns:
-        `Operator`, whose `implementation` names what really runs.
+        `Operator`, whose `implementation` names what runs, and `served_by(weight)` what runs for a weight of
+        unusual sizes.
 
     Raises:
         ValueError: an unknown name, device or implementation, or one that cannot be served here, with the
@@ -60,7 +63,7 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
     """
     if name not in _IMPLEMENTATIONS:
         raise ValueError(f"no operator {name!r}; expected one of {_listed(_IMPLEMENTATIONS)}")
-    chosen = _device(device)
+    chosen, asked = _device(device), implementation or ""
     if implementation is None:
         implementation = default_gather(chosen) if name == "embedding" else default_products(chosen)
     if implementation not in _IMPLEMENTATIONS[name]:
@@ -74,7 +77,13 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
             f"installed and device is {chosen}; use {_IMPLEMENTATIONS[name][0]!r}"
         )
     functions = _embedding_functions if name == "embedding" else _lm_head_functions
-    return Operator(name, str(chosen), implementation, *functions(chosen, implementation))
+
+    def served_by(weight: Tensor | Aligned, digits: int = 3) -> str:
+        if asked or name == "embedding":
+            return str(implementation)
+        return default_products(chosen, digits, weight.shape[1])
+
+    return Operator(name, str(chosen), implementation, *functions(chosen, asked), served_by)
 
 
 def _listed(names: Any) -> str:

@@ -41,10 +41,7 @@ def few_rows_kernel(
     n_in, v_in = n < rows, v < vocab
     h = hidden + n.to(tl.int64)[:, None] * width + k[None, :]
     w = weight + v.to(tl.int64)[:, None] * width + k[None, :]
-    if WEIGHT_FIRST:
-        g0 = tl.zeros((COLUMNS, ROWS), tl.int32)
-    else:
-        g0 = tl.zeros((ROWS, COLUMNS), tl.int32)
+    g0 = tl.zeros((COLUMNS if WEIGHT_FIRST else ROWS, ROWS if WEIGHT_FIRST else COLUMNS), tl.int32)
     g1, g2, g3, g4, g5, g6 = g0, g0, g0, g0, g0, g0
     for _ in range(0, width, DEPTH):
         h0 = tl.load(h, mask=n_in[:, None], other=0)

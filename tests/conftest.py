@@ -1,0 +1,57 @@
+"""What all tests share: strict promotion in JAX, the GPU skip, a header of versions, a real model."""
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+import hypothesis
+import pytest
+from real_model import MiniLM, installed_model
+
+# Two workers share two cores, so no test has a deadline; in CI the examples are the same in every run.
+hypothesis.settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.load_profile("default")
+
+
+def _installed(package: str) -> str:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return f"{package} not installed"
+
+
+@cache
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_report_header() -> list[str]:
+    packages = ("numpy", "ml_dtypes", "torch", "jax", "jaxlib", "chex", "safetensors")
+    variables = sorted(name for name in os.environ if name.startswith(("JAX_", "XLA_", "TORCH", "OPENBLAS_", "MKL_")))
+    return [
+        "frameworks: " + ", ".join(map(_installed, packages)),
+        "environment: " + (" ".join(f"{name}={os.environ[name]}" for name in variables) or "no framework variable set"),
+    ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and not _has_cuda():
+            item.add_marker(pytest.mark.skip(reason="not run: no CUDA device"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def strict_promotion() -> Iterator[None]:
+    """An accidental float64 or broadcast in JAX code is an error, in the product as in the tests."""
+    import jax
+
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def minilm() -> MiniLM:
+    return installed_model()

@@ -1,0 +1,67 @@
+"""Every Triton kernel compiles for CUDA, down to PTX, without a GPU."""
+
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="not run: Triton is not installed")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from rlk_torch.alignment_triton import align_kernel  # noqa: E402
+from rlk_torch.digit_sums_triton import many_rows_kernel, plane_sums_kernel  # noqa: E402
+from rlk_torch.embedding_triton import gather_kernel  # noqa: E402
+from rlk_torch.products_triton import _config, few_rows_kernel  # noqa: E402
+
+BITS = {"bfloat16": "*i16", "float16": "*i16", "float32": "*i32"}
+WIDE = ("row_stride", "column_stride", "plane_stride", "hidden_plane", "weight_plane", "out_stride", "count")
+POINTERS = {
+    "ids": "*i64", "planes": "*i8", "hidden": "*i8", "weight": "*i8", "exponents": "*i32", "flags": "*i8",
+    "hidden_exponents": "*i32", "hidden_flags": "*i8", "weight_exponents": "*i32", "weight_flags": "*i8",
+}  # fmt: skip
+
+
+def ptx(kernel: Any, constants: dict[str, Any], types: dict[str, str], **options: int) -> str:
+    known = {**POINTERS, **dict.fromkeys(WIDE, "i64"), **types}
+    signature = {name: "constexpr" if name in constants else known.get(name, "i32") for name in kernel.arg_names}
+    indices = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=indices)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+
+
+@pytest.mark.parametrize("widen", ["", "bfloat16", "float16"])
+def test_the_gather_compiles(widen):
+    constants = {"WIDEN": widen, "ROWS": 2, "COLUMNS": 1024}
+    assert "st.global" in ptx(gather_kernel, constants, {"table": "*i16", "out": "*i32" if widen else "*i16"})
+
+
+@pytest.mark.parametrize("digits", [2, 3, 4])
+@pytest.mark.parametrize("dtype", BITS)
+def test_the_alignment_compiles(dtype, digits):
+    constants = {"DTYPE": dtype, "DIGITS": digits, "BLOCK": 1024, "ONE_READ": digits == 3}
+    assert "st.global" in ptx(align_kernel, constants, {"x": BITS[dtype]})
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64])
+@pytest.mark.parametrize("digits", [2, 3, 4])
+def test_the_products_of_few_rows_use_int8_matrix_units(digits, rows):
+    config = _config(digits, rows)
+    options = {name: config.pop(name) for name in ("num_warps", "num_stages")}
+    constants = {"DIGITS": digits, "TWO_WORDS": digits == 4, "BIAS": "float16", "DTYPE": "bfloat16", "ROWS": rows}
+    text = ptx(few_rows_kernel, {**constants, **config}, {"bias": "*i16", "out": "*i16"}, **options)
+    assert "s32.s8.s8" in text
+
+
+@pytest.mark.parametrize("digits", [2, 3])
+def test_the_products_of_many_rows_use_int8_matrix_units(digits):
+    tile = "tensordesc<i8[128, 128]>"
+    types = dict.fromkeys(("hidden", "hidden_sums", "weight", "weight_sums"), tile) | {"bias": "*i32", "out": "*i32"}
+    constants = {"DIGITS": digits, "BIAS": "float32", "DTYPE": "float32"}
+    constants |= {"ROWS": 128, "COLUMNS": 128, "DEPTH": 128, "GROUP": 16}
+    assert "s32.s8.s8" in ptx(many_rows_kernel, constants, types, num_warps=8, num_stages=4)
+
+
+@pytest.mark.parametrize("digits", [2, 3])
+def test_the_sums_of_digits_compile(digits):
+    assert "st.global" in ptx(plane_sums_kernel, {"DIGITS": digits, "BLOCK": 4096}, {"out": "*i8"})
