@@ -3,8 +3,10 @@
 Section 1 of docs/contract.md. The twin is rlk_torch/alignment.py.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +14,12 @@ import numpy as np
 from jax import Array, lax
 
 from rlk_jax.checks import check_digits, check_floats
+from rlk_jax.devices import on_gpu
 from rlk_jax.floats import INFINITY, SMALLEST_NORMAL, magnitude, widened
 from rlk_jax.refusal import without_gradient
 
 PLANE_MULTIPLE = 64  # planes are padded with zero digits to this width: int8 matrix units want it
+_CPU_BLOCK = 2**22  # elements aligned at a time, whatever the vocab
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["planes", "exponent", "nonfinite"], meta_fields=["length"])
@@ -88,9 +92,33 @@ def padded(length: int) -> int:
 
 @partial(jax.jit, static_argnums=1)
 def _align(x: Array, digits: int) -> Aligned:
-    q, exponent, nonfinite = integers(x, digits)
-    q = jnp.pad(q, ((0, 0), (0, padded(x.shape[1]) - x.shape[1])))
-    return Aligned(digit_planes(q, digits), exponent, nonfinite, x.shape[1])
+    rows, length = x.shape
+    step = rows if on_gpu() else min(rows, max(1, _CPU_BLOCK // max(1, length)))
+
+    def block(start: Array | int, out: tuple[Array, ...]) -> tuple[Array, ...]:
+        q, exponent, nonfinite = integers(lax.dynamic_slice_in_dim(x, start, step), digits)
+        if padded(length) != length:  # an empty pad would keep XLA from fusing on GPUs
+            q = jnp.pad(q, ((0, 0), (0, padded(length) - length)))
+        part = digit_planes(q, digits), exponent, nonfinite
+        if step == rows:
+            return part
+        put = lax.dynamic_update_slice_in_dim
+        return tuple(put(whole, new, start, axis) for whole, new, axis in zip(out, part, (1, 0, 0), strict=True))
+
+    planes = jnp.zeros((digits, rows, padded(length)), jnp.int8)
+    parts = planes, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.bool)
+    return Aligned(*(tiles(rows, step, block, parts) if rows else parts), length)
+
+
+def tiles(length: int, step: int, body: Callable[[Any, Any], Any], out: Any) -> Any:
+    """body(start, out) for starts 0, step, ... ; the last is moved back to end at length: the same bits again."""
+    if length == step:
+        return body(0, out)
+
+    def at(i: Array, out: Any) -> Any:
+        return body(jnp.minimum(i.astype(jnp.int32) * step, length - step), out)
+
+    return lax.fori_loop(0, -(-length // step), at, out)
 
 
 _constant = without_gradient(
@@ -123,10 +151,20 @@ def integers(x: Array, digits: int) -> tuple[Array, Array, Array]:
 
 
 def digit_planes(q: Array, digits: int) -> Array:
-    """Digits in [-64, 63], the top digit keeping what is left, up to 64: int8 [digits, ...]."""
+    """Digits in [-64, 63], the top digit keeping what is left, up to 64: int8 [digits, R, L]."""
     planes = []
     for _ in range(digits - 1):
         q = q + 64
-        planes.append(((q & 127) - 64).astype(jnp.int8))
+        planes.append((q & 127) - 64)
         q = q >> 7
-    return jnp.stack([*planes, q.astype(jnp.int8)])
+    planes.append(q)
+    if not on_gpu():
+        return jnp.stack([plane.astype(jnp.int8) for plane in planes])
+    words = jnp.stack([_four_bytes(plane) for plane in planes])
+    return lax.bitcast_convert_type(words, jnp.int8).reshape(digits, *q.shape)
+
+
+def _four_bytes(x: Array) -> Array:
+    """int32 values of int8, four to a word: a GPU is slow at storing single bytes."""
+    four = (x & 255).astype(jnp.uint32).reshape(*x.shape[:-1], x.shape[-1] // 4, 4)
+    return four[..., 0] | four[..., 1] << 8 | four[..., 2] << 16 | four[..., 3] << 24

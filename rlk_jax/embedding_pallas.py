@@ -14,8 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from rlk_jax.floats import QUIET_NAN
 
-_LANES = 128  # a row is copied as [H / 128, 128]: one dimension of a copy holds at most 256 elements
-_BLOCKS = 396  # three blocks for each of 132 multiprocessors
+_LANES = 128  # a row is copied as [H / 128, 128], or 256 where it can be: the most that a dimension may hold
+_BLOCKS = 264  # two blocks for each of 132 multiprocessors
 _SLOTS = 4  # rows in flight a block
 _SHARED = 200 * 1024  # bytes of shared memory a block may take
 
@@ -36,13 +36,14 @@ def gather_pallas(ids: Array, weight: Array, interpret: Any = False) -> Array:
     if tokens == 0:
         return jnp.zeros((0, width), weight.dtype)
     poison = lax.bitcast_convert_type(
-        jnp.full((1, width // _LANES, _LANES), QUIET_NAN[weight.dtype.name], f"uint{8 * weight.dtype.itemsize}"),
+        jnp.full((1, width), QUIET_NAN[weight.dtype.name], f"uint{8 * weight.dtype.itemsize}"),
         weight.dtype,
     )
     if vocab == 0:
-        return jnp.broadcast_to(poison.reshape(1, width), (tokens, width))
+        return jnp.broadcast_to(poison, (tokens, width))
     blocks = min(tokens, _BLOCKS)
-    row = (width // _LANES, _LANES)
+    lanes = 2 * _LANES if width % (2 * _LANES) == 0 else _LANES
+    row = (width // lanes, lanes)
     slots = max(2, min(_SLOTS, _SHARED // (width * weight.dtype.itemsize)))
     kernel = plgpu.kernel(
         _body(tokens, blocks, slots),
@@ -55,7 +56,7 @@ def gather_pallas(ids: Array, weight: Array, interpret: Any = False) -> Array:
         ],
         interpret=interpret,
     )
-    return kernel(ids, weight.reshape(vocab, *row), poison).reshape(tokens, width)
+    return kernel(ids, weight.reshape(vocab, *row), poison.reshape(1, *row)).reshape(tokens, width)
 
 
 def _body(tokens: int, blocks: int, slots: int) -> Any:

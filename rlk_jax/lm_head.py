@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from rlk_jax.alignment import Aligned, align
+from rlk_jax.alignment import Aligned, align, tiles
 from rlk_jax.checks import check_digits, check_floats, check_lm_head, check_same_device
 from rlk_jax.devices import on_gpu
 from rlk_jax.floats import flushed, narrowed, widened
@@ -175,20 +175,9 @@ def _logits(hidden: Array, weight: Array | Aligned, bias: Array | None, digits: 
     def columns(start: Array | int, out: Array) -> Array:
         part = _rows_of(weight, start, step, digits)
         part_bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, step)
-        return _tiles(rows, row_step, lambda first, out: _put(out, tile(part, part_bias, first), first, start), out)
+        return tiles(rows, row_step, lambda first, out: _put(out, tile(part, part_bias, first), first, start), out)
 
-    return _tiles(vocab, step, columns, jnp.zeros((rows, vocab), dtype))
-
-
-def _tiles(length: int, step: int, body: Callable[[Any, Array], Array], out: Array) -> Array:
-    """body(start, out) for starts 0, step, ... ; the last is moved back to end at length."""
-    if length == step:
-        return body(0, out)
-
-    def at(i: Array, out: Array) -> Array:
-        return body(jnp.minimum(i.astype(jnp.int32) * step, length - step), out)
-
-    return lax.fori_loop(0, -(-length // step), at, out)
+    return tiles(vocab, step, columns, jnp.zeros((rows, vocab), dtype))
 
 
 def _put(out: Array, tile: Array, first: Any, start: Any) -> Array:

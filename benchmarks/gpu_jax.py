@@ -1,0 +1,134 @@
+"""The JAX half of benchmarks/gpu.py: long loops of calls in flight, and loops inside one program for short ones."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+import rlk_jax
+from benchmarks.gpu import SMALL, TOKENS, K, Row, V, bandwidth, emit, tops
+
+_ROUNDS = 5
+_SLICE = 0.25  # seconds of work between two looks at the clock: the card reaches its sustained clocks
+
+Call = Callable[[], Any]
+
+
+def elapsed(call: Call, count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        result = call()
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) / count * 1e3
+
+
+def in_turns(calls: Mapping[str, Call]) -> dict[str, float]:
+    """Milliseconds of each: the median of rounds in which they take turns, each long enough to heat the card."""
+    counts = {}
+    for name, call in calls.items():
+        elapsed(call, 2)
+        counts[name] = max(1, round(_SLICE * 1e3 / elapsed(call, 2)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_ROUNDS):
+        for name, call in calls.items():
+            times[name].append(elapsed(call, counts[name]))
+    return {name: statistics.median(every) for name, every in times.items()}
+
+
+def repeated(gather: Callable[[Array, Array], Array] | None, times: int) -> Callable[[Array, Array], Array]:
+    """The gather many times in one program, each with other ids: device time, without a launch from the host.
+
+    None is the same loop without a gather: what it takes is not the gather's.
+    """
+
+    @jax.jit
+    def loop(ids: Array, weight: Array) -> Array:
+        def body(i: Array, total: Array) -> Array:
+            others = (ids + i * 7919) % V
+            # The barrier keeps XLA from gathering the one element that is looked at.
+            rows = lax.optimization_barrier(others[:, None] if gather is None else gather(others, weight))
+            return total + rows[0, 0].astype(jnp.float32)
+
+        return lax.fori_loop(0, times, body, jnp.float32(0))
+
+    return loop
+
+
+def device_times(ids: Array, weight: Array, times: int, **more: Call) -> dict[str, float]:
+    """Milliseconds of one gather by XLA and by us, less those of the loop around it; `more` as they are."""
+    loops = {
+        name: repeated(gather, times) for name, gather in (("loop", None), ("take", take), ("ours", ours_unchecked))
+    }
+    taken = in_turns({**more, **{name: (lambda f=loop: f(ids, weight)) for name, loop in loops.items()}})
+    gathers = {name: (taken[name] - taken["loop"]) / times for name in ("take", "ours")}
+    return {**gathers, **{name: taken[name] for name in more}}
+
+
+def ours_unchecked(ids: Array, weight: Array) -> Array:
+    return rlk_jax.embedding(ids, weight, check_ids=False)
+
+
+def take(ids: Array, weight: Array) -> Array:
+    return jnp.take(weight, ids, axis=0)
+
+
+def gather_rows(table: Array, key: Array) -> list[Row]:
+    rows = []
+    ids = jax.random.randint(key, (TOKENS,), 0, V)
+    for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
+        weight = table.astype(dtype)
+        source = jax.random.normal(key, (TOKENS, K), dtype)
+        copy = jax.jit(jnp.copy)
+        times = device_times(ids, weight, 20, copy=lambda: copy(source))  # noqa: B023
+        ours, nbytes, name = times["ours"], 2 * source.nbytes, f"gather {jnp.dtype(dtype).name}"
+        promised = (1 / 0.92, 1 / 1.25) if dtype == jnp.bfloat16 else (None, None)
+        rate = bandwidth(nbytes, ours)
+        rows.append(Row(name, TOKENS, ours, rate, "device copy by XLA", ours / times["copy"], promised[0]))
+        rows.append(Row(name, TOKENS, ours, rate, "jnp.take", ours / times["take"], promised[1]))
+    for count in SMALL:
+        few = jax.random.randint(key, (count,), 0, V)
+        times = device_times(few, table, 500)
+        rate = bandwidth(2 * count * K * 2, times["ours"])
+        rows.append(Row("gather bfloat16", count, times["ours"], rate, "jnp.take", times["ours"] / times["take"], 1))
+    return rows
+
+
+def lm_head_rows(table: Array, key: Array) -> list[Row]:
+    rows = []
+    bounds = {(1, 3): 2.0, (16, 3): 2.0, (2048, 3): 4.5}
+    contract = (((1,), (1,)), ((), ()))
+    for digits in (2, 3):
+        weight = rlk_jax.align(table, digits)
+        matmul = jax.jit(lambda h, w: lax.dot_general(h, w, contract))
+        head = jax.jit(lambda h, w, d=digits: rlk_jax.lm_head(h, w, digits=d))
+        for count in (1, 16, 64, 256, 2048):
+            hidden = jax.random.normal(key, (count, K), jnp.bfloat16)
+            times = in_turns({"xla": lambda: matmul(hidden, table), "ours": lambda: head(hidden, weight)})  # noqa: B023
+            made = digits**2 if count < 128 else digits * (digits + 1) // 2
+            ours = times["ours"]
+            rate, ratio = tops(made, count, ours), ours / times["xla"]
+            bound = bounds.get((count, digits))
+            rows.append(Row(f"lm_head digits {digits}", count, ours, rate, "XLA bf16", ratio, bound))
+    return rows
+
+
+def align_rows(table: Array) -> list[Row]:
+    copy = jax.jit(jnp.copy)
+    times = in_turns({"copy": lambda: copy(table), "ours": lambda: rlk_jax.align(table, 3)})
+    ours, nbytes = times["ours"], table.nbytes + 3 * table.size
+    return [Row("align digits 3", V, ours, bandwidth(nbytes, ours), "copy of the table", ours / times["copy"], 6)]
+
+
+def main() -> None:
+    key = jax.random.key(0)
+    table = jax.random.normal(key, (V, K), jnp.bfloat16) * jnp.bfloat16(0.02)
+    rows = [*gather_rows(table, key), *align_rows(table), *lm_head_rows(table, key)]
+    emit(rows, f"jax {jax.__version__}, {jax.devices()[0].device_kind}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The torch half of benchmarks/gpu.py: device time, by events around graph replays or long loops."""
+
+import statistics
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+import rlk_torch
+from benchmarks.gpu import SMALL, TOKENS, K, Row, V, bandwidth, emit, tops
+
+_ROUNDS = 5
+_SLICE = 250.0  # milliseconds of work between two looks at the clock: the card reaches its sustained clocks
+
+Call = Callable[[], object]
+
+
+def replayed(call: Call, repeats: int = 20) -> Call:
+    """The call as a graph of repeats, so that launches leave no gaps; divide its time by repeats."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            call()
+    return graph.replay
+
+
+def elapsed(call: Call, count: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / count
+
+
+def in_turns(calls: Mapping[str, Call]) -> dict[str, float]:
+    """Milliseconds of each: the median of rounds in which they take turns, each long enough to heat the card."""
+    counts = {}
+    for name, call in calls.items():
+        elapsed(call, 2)
+        counts[name] = max(1, round(_SLICE / elapsed(call, 2)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_ROUNDS):
+        for name, call in calls.items():
+            times[name].append(elapsed(call, counts[name]))
+    return {name: statistics.median(every) for name, every in times.items()}
+
+
+def gather_rows(table: torch.Tensor) -> list[Row]:
+    rows = []
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        weight = table.to(dtype)
+        ids = torch.randint(0, V, (TOKENS,), device="cuda")
+        source = torch.randn((TOKENS, K), device="cuda").to(dtype)
+        target = torch.empty_like(source)
+        times = in_turns(
+            {
+                "copy": lambda: target.copy_(source),  # noqa: B023
+                "torch": lambda: F.embedding(ids, weight),  # noqa: B023
+                "ours": lambda: rlk_torch.embedding(ids, weight, check_ids=False),  # noqa: B023
+            }
+        )
+        nbytes = 2 * source.nbytes
+        name = f"gather {str(dtype).removeprefix('torch.')}"
+        ours = times["ours"]
+        promised = 1 / 0.95 if dtype == torch.bfloat16 else None
+        rows.append(Row(name, TOKENS, ours, bandwidth(nbytes, ours), "device copy", ours / times["copy"], promised))
+        rows.append(Row(name, TOKENS, ours, bandwidth(nbytes, ours), "F.embedding", ours / times["torch"]))
+    for count in SMALL:
+        few = torch.randint(0, V, (count,), device="cuda")
+        calls = {
+            "torch": replayed(lambda: F.embedding(few, table)),  # noqa: B023
+            "ours": replayed(lambda: rlk_torch.embedding(few, table, check_ids=False)),  # noqa: B023
+        }
+        times = {name: time / 20 for name, time in in_turns(calls).items()}
+        rate = bandwidth(2 * count * K * 2, times["ours"])
+        rows.append(
+            Row("gather bfloat16", count, times["ours"], rate, "F.embedding", times["ours"] / times["torch"], 1)
+        )
+    return rows
+
+
+def align_rows(table: torch.Tensor) -> list[Row]:
+    target = torch.empty_like(table)
+    rows = []
+    for digits in (2, 3, 4):
+        times = in_turns({"copy": lambda: target.copy_(table), "ours": lambda: rlk_torch.align(table, digits)})  # noqa: B023
+        ours, nbytes = times["ours"], table.nbytes + digits * table.numel()
+        ratio = ours / times["copy"]
+        rows.append(Row(f"align digits {digits}", V, ours, bandwidth(nbytes, ours), "copy of the table", ratio, 6))
+    return rows
+
+
+def lm_head_rows(table: torch.Tensor) -> list[Row]:
+    rows = []
+    bounds = {(1, 2): 1.1, (16, 2): 1.1, (1, 3): 1.6, (16, 3): 1.6, (2048, 3): 4.3}
+    aligned = {digits: rlk_torch.align(table, digits) for digits in (2, 3)}
+    products = {2: 4, 3: 9}
+    for count in (1, 16, 32, 64, 128, 256, 512, 2048):
+        hidden = torch.randn((count, K), device="cuda").bfloat16()
+        calls: dict[str, Call] = {"cuBLAS": lambda: hidden @ table.T}  # noqa: B023
+        for digits, weight in aligned.items():
+            calls[f"digits {digits}"] = lambda w=weight, d=digits: rlk_torch.lm_head(hidden, w, digits=d)  # noqa: B023
+        if count <= 64:
+            calls = {name: replayed(call) for name, call in calls.items()}
+        repeats = 20 if count <= 64 else 1
+        times = {name: time / repeats for name, time in in_turns(calls).items()}
+        for digits in aligned:
+            ours = times[f"digits {digits}"]
+            made = products[digits] if count <= 256 else digits * (digits + 1) // 2
+            rate, ratio = tops(made, count, ours), ours / times["cuBLAS"]
+            rows.append(
+                Row(f"lm_head digits {digits}", count, ours, rate, "cuBLAS bf16", ratio, bounds.get((count, digits)))
+            )
+    hidden = torch.randn((16, K), device="cuda").bfloat16()
+    times = in_turns(
+        {
+            "mv": lambda: [torch.mv(table, row) for row in hidden],
+            "ours": lambda: rlk_torch.lm_head(hidden, aligned[3]),
+            "plain": lambda: rlk_torch.lm_head(hidden, table),
+        }
+    )
+    rows.append(
+        Row(
+            "lm_head digits 3",
+            16,
+            times["ours"],
+            tops(9, 16, times["ours"]),
+            "row-wise torch.mv",
+            times["ours"] / times["mv"],
+        )
+    )
+    plain = times["plain"]
+    rows.append(
+        Row("the same, weight not aligned", 16, plain, tops(9, 16, plain), "row-wise torch.mv", plain / times["mv"])
+    )
+    return rows
+
+
+def main() -> None:
+    table = torch.empty((V, K), dtype=torch.bfloat16, device="cuda")
+    for part in table.split(16384):
+        part.copy_(torch.randn(part.shape, device="cuda") * 0.02)
+    rows = [*gather_rows(table), *align_rows(table), *lm_head_rows(table)]
+    versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}"
+    emit(rows, versions)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""How far logits are from the exact answer, in units in the last place (ULPs) of the output's dtype.
+
+The exact answer of a sampled (row, vocab) entry is the sum of the products of the stored values plus the bias:
+each product of two float32 values is exact in float64, and `math.fsum` adds them without error. As everywhere
+in the contract, a magnitude below 2^-126 counts as 0. Entries that the contract makes non-finite are skipped.
+
+ULPs of a logit near zero are tiny, so where a sum cancels the ULP error of any method is large; the error
+relative to the largest logit of the row is the number to compare methods by.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosscheck.cases import Inputs
+
+__all__ = ["Accuracy", "measure", "ulp"]
+
+Array = NDArray[Any]
+
+SAMPLES = 64
+TINY = 2.0**-126
+_FORMATS = {"bfloat16": (8, -126, 127), "float16": (11, -14, 15), "float32": (24, -126, 127)}
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Errors over the sampled entries: in ULPs, and of the largest |logit| of the entry's row."""
+
+    max_ulp: float
+    mean_ulp: float
+    max_relative: float
+    samples: int
+
+
+def ulp(value: float, dtype: str) -> float:
+    """The distance of neighbouring numbers of a dtype at the magnitude of value.
+
+    Example:
+        >>> ulp(1.0, "bfloat16") == 2.0**-7
+        True
+    """
+    precision, smallest, _ = _FORMATS[dtype]
+    exponent = math.frexp(value)[1] - 1 if value else smallest
+    return math.ldexp(1.0, max(exponent, smallest) - precision + 1)
+
+
+def measure(logits: Array, inputs: Inputs, seed: int) -> Accuracy | None:
+    """The accuracy of [..., V] logits of the LM head on inputs; None where every sampled entry is non-finite."""
+    dtype = logits.dtype.name
+    out = logits.reshape(-1, logits.shape[-1]) if logits.size else logits.reshape(0, 0)
+    if dtype not in _FORMATS or not out.size:
+        return None
+    hidden = inputs["hidden"].reshape(len(out), -1)
+    weight, bias = inputs["weight"], inputs.get("bias")
+    rng = np.random.default_rng([seed, 2])
+    chosen = rng.choice(out.size, min(SAMPLES, out.size), replace=False)
+    errors, relative = [], []
+    for n, v in zip(*np.unravel_index(chosen, out.shape), strict=True):
+        exact = _exact(hidden[n], weight[v], None if bias is None else bias[v])
+        if exact is None or abs(exact) >= _overflow(dtype):
+            continue
+        error = abs(float(out[n, v]) - exact)
+        error = math.inf if math.isnan(error) else error
+        errors.append(error / ulp(exact, dtype))
+        relative.append(error / max(_largest(out[n]), abs(exact), math.ulp(0)))
+    if not errors:
+        return None
+    return Accuracy(max(errors), sum(errors) / len(errors), max(relative), len(errors))
+
+
+def _exact(row: Array, column: Array, bias: Any) -> float | None:
+    """The logit, rounded once to float64; None where it is not finite."""
+    parts = [_flushed(x) for x in (row, column, np.zeros(1) if bias is None else bias[None])]
+    if not all(np.isfinite(part).all() for part in parts):
+        return None
+    exact = math.fsum([*(parts[0] * parts[1]).tolist(), float(parts[2][0])])
+    return exact if abs(exact) >= TINY else 0.0
+
+
+def _flushed(x: Array) -> Array:
+    with np.errstate(invalid="ignore"):
+        wide = x.astype(np.float64)
+    return np.where(np.abs(wide) < TINY, 0.0, wide)
+
+
+def _overflow(dtype: str) -> float:
+    """The magnitude from which a value rounds to infinity."""
+    precision, _, largest = _FORMATS[dtype]
+    return math.ldexp(2.0 - 2.0**-precision, largest)
+
+
+def _largest(row: Array) -> float:
+    with np.errstate(invalid="ignore"):
+        finite = np.abs(row.astype(np.float64))
+    return float(finite[np.isfinite(finite)].max(initial=0.0))

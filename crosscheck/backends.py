@@ -1,0 +1,261 @@
+"""The only file that touches a framework: adapters from NumPy bits to NumPy bits.
+
+An adapter is made in its backend's own process, whose environment `crosscheck/registry.py` prepares. It is made
+with the device's name and the number of threads, and has
+
+- `available()`: None, or in a few words why nothing can run here; called before anything else;
+- `from_numpy(array)`: the framework's array with the same bits, in memory of its own; integers of 64 bits
+  reach the operator unnarrowed;
+- `to_numpy(array)`: the same bits in NumPy;
+- `run(op, inputs, digits, mode)`: the operator on a dict of the framework's arrays; `digits` None leaves the
+  choice to the operator; `mode` is one of the backend's;
+- `place(array, layout)`: as `from_numpy`, stored transposed, strided, expanded or unaligned;
+- `layouts`: in words, what `place` really does;
+- `versions()`, `device_name()`: for the report;
+- `implementation(op, inputs, digits)`: the name of what runs a call; without inputs, of what runs most calls.
+
+A framework is imported by its adapter's methods, never with this module.
+"""
+
+import importlib.util
+import platform
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from crosscheck import contract
+from crosscheck.bits import as_numpy
+
+__all__ = ["Adapter", "JaxAdapter", "NumpyAdapter", "TorchAdapter"]
+
+Array = NDArray[Any]
+Call = dict[str, Any]  # a call's arguments by name
+
+
+class Adapter(Protocol):
+    layouts: str
+
+    def available(self) -> str | None: ...
+    def from_numpy(self, array: Array) -> Any: ...
+    def to_numpy(self, array: Any) -> Array: ...
+    def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any: ...
+    def place(self, array: Array, layout: str) -> Any: ...
+    def versions(self) -> dict[str, str]: ...
+    def device_name(self) -> str: ...
+    def implementation(self, op: str, inputs: Call | None = None, digits: int | None = None) -> str: ...
+
+
+class NumpyAdapter:
+    """The contract itself."""
+
+    layouts = "NumPy views with these strides"
+
+    def __init__(self, device: str, threads: int) -> None:
+        pass
+
+    def available(self) -> str | None:
+        return None
+
+    def from_numpy(self, array: Array) -> Array:
+        return array.copy()
+
+    def to_numpy(self, array: Any) -> Array:
+        return as_numpy(array, "the result")
+
+    def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
+        return getattr(contract, op)(**inputs, **_digits(digits))
+
+    def place(self, array: Array, layout: str) -> Array:
+        """A view into fresh memory that holds the same values."""
+        if layout == "transposed":
+            return array.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+        if layout == "strided":
+            wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+            wide[..., ::2] = array
+            return wide[..., ::2]
+        if layout == "expanded":
+            return np.broadcast_to(array[:1].copy(), array.shape)
+        memory = np.zeros(array.size + 1, array.dtype)
+        memory[1:] = array.reshape(-1)
+        return memory[1:].reshape(array.shape)
+
+    def versions(self) -> dict[str, str]:
+        return {"python": platform.python_version(), "numpy": np.__version__, "ml_dtypes": ml_dtypes.__version__}
+
+    def device_name(self) -> str:
+        return "cpu"
+
+    def implementation(self, op: str, inputs: Call | None = None, digits: int | None = None) -> str:
+        return "contract"
+
+
+class TorchAdapter:
+    """rlk_torch on one device; bfloat16 crosses as int16."""
+
+    layouts = "torch views with these strides and storage offsets"
+
+    def __init__(self, device: str, threads: int) -> None:
+        self.device, self.threads = device, threads
+        self.compiled: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def available(self) -> str | None:
+        if importlib.util.find_spec("torch") is None:
+            return "torch is not installed"
+        import torch
+
+        if self.device == "cuda" and not torch.cuda.is_available():
+            return f"torch {torch.__version__} sees no CUDA device"
+        torch.set_num_threads(self.threads)
+        return None
+
+    def from_numpy(self, array: Array) -> Any:
+        import torch
+
+        bits = array.view(np.int16) if array.dtype == ml_dtypes.bfloat16 else array
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            shared = torch.from_numpy(np.ascontiguousarray(bits).reshape(bits.shape))
+        tensor = shared.to(self.device, copy=True)
+        return tensor.view(torch.bfloat16) if array.dtype == ml_dtypes.bfloat16 else tensor
+
+    def to_numpy(self, array: Any) -> Array:
+        return as_numpy(array, "the result")
+
+    def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
+        import rlk_torch
+
+        operator = getattr(rlk_torch, op)
+        if mode == "compile":
+            signature = (op, digits, *((name, x.dtype) for name, x in inputs.items()))
+            if signature not in self.compiled:
+                self.compiled[signature] = _torch_compile(operator, digits)
+            return self.compiled[signature](inputs)
+        return operator(**inputs, **_digits(digits))
+
+    def place(self, array: Array, layout: str) -> Any:
+        tensor = self.from_numpy(array)
+        if layout == "transposed":
+            return tensor.mT.contiguous().mT
+        if layout == "strided":
+            wide = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))
+            return wide[..., ::2].copy_(tensor)
+        if layout == "expanded":
+            return tensor[:1].expand(tensor.shape)
+        memory = tensor.new_zeros(tensor.numel() + 1)
+        return memory[1:].view(tensor.shape).copy_(tensor)
+
+    def versions(self) -> dict[str, str]:
+        import torch
+
+        found = {"torch": torch.__version__, "cpu capability": torch.backends.cpu.get_cpu_capability()}
+        return found | ({"cuda": str(torch.version.cuda)} if self.device == "cuda" else {})
+
+    def device_name(self) -> str:
+        import torch
+
+        return torch.cuda.get_device_name() if self.device == "cuda" else "cpu"
+
+    def implementation(self, op: str, inputs: Call | None = None, digits: int | None = None) -> str:
+        import rlk_torch
+
+        return _implementation(rlk_torch, self.device, op, inputs, digits)
+
+
+def _torch_compile(operator: Callable[..., Any], digits: int | None) -> Callable[..., Any]:
+    """One compiled function for all shapes, with a code object and so a cache of its own.
+
+    `fullgraph`: a graph break, or more compilations than torch allows, is an error and not an eager call.
+    """
+    import torch
+
+    def call(inputs: Call) -> Any:
+        return operator(**inputs, **_digits(digits))
+
+    own = types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
+    torch._dynamo.config.recompile_limit = 256  # sizes 0 and 1 and each layout are compiled for themselves
+    return torch.compile(own, dynamic=True, fullgraph=True)
+
+
+class JaxAdapter:
+    """rlk_jax on one platform, which the process's JAX_PLATFORMS fixes."""
+
+    layouts = "NumPy views with these strides handed over: JAX arrays have no strides"
+
+    def __init__(self, device: str, threads: int) -> None:
+        self.device = device
+        self.jitted: dict[tuple[str, int | None], Callable[..., Any]] = {}
+
+    def available(self) -> str | None:
+        if importlib.util.find_spec("jax") is None:
+            return "jax is not installed"
+        import jax
+
+        try:
+            jax.devices(self.device)
+        except RuntimeError as error:
+            return f"jax {jax.__version__} has no {self.device} device: {str(error).splitlines()[0]}"
+        return None
+
+    def from_numpy(self, array: Array) -> Any:
+        if array.dtype.kind in "iu" and array.itemsize == 8:
+            return array.copy()  # JAX without 64-bit mode would narrow the ids before the operator reads them
+        return self._put(array.copy())
+
+    def _put(self, array: Array) -> Any:
+        import jax
+
+        return jax.device_put(array, jax.devices(self.device)[0])
+
+    def to_numpy(self, array: Any) -> Array:
+        return as_numpy(array, "the result")
+
+    def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
+        import jax
+
+        import rlk_jax
+
+        operator = getattr(rlk_jax, op)
+        if mode == "jit":
+            if (op, digits) not in self.jitted:
+                self.jitted[op, digits] = jax.jit(lambda inputs: operator(**inputs, **_digits(digits)))
+            return self.jitted[op, digits](inputs)
+        return operator(**inputs, **_digits(digits))
+
+    def place(self, array: Array, layout: str) -> Any:
+        view = NumpyAdapter("cpu", 1).place(array, layout)
+        return view if array.dtype.kind in "iu" else self._put(view)
+
+    def versions(self) -> dict[str, str]:
+        import jax
+        import jaxlib
+
+        return {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
+
+    def device_name(self) -> str:
+        import jax
+
+        return str(jax.devices(self.device)[0].device_kind)
+
+    def implementation(self, op: str, inputs: Call | None = None, digits: int | None = None) -> str:
+        import rlk_jax
+
+        return _implementation(rlk_jax, self.device, op, inputs, digits)
+
+
+def _implementation(package: Any, device: str, op: str, inputs: Call | None, digits: int | None) -> str:
+    operator = package.get_op(op.removesuffix("_fp32"), device=device)
+    if inputs is None:
+        return str(operator.implementation)
+    if digits is None:
+        wide = "hidden" in inputs and str(inputs["hidden"].dtype).endswith("float32")
+        digits = 4 if wide or op == "lm_head_fp32" else 3
+    return str(operator.served_by(inputs["weight"], digits=digits))
+
+
+def _digits(digits: int | None) -> dict[str, int]:
+    return {} if digits is None else {"digits": digits}

@@ -1,0 +1,264 @@
+"""Bits of arrays: unsigned views, digests, and the comparison that every verdict rests on.
+
+Two arrays are equal when dtype, shape and bits as unsigned integers are (section 8 of docs/contract.md). The
+value comparisons of NumPy and of the frameworks pass +0 against -0 or float32 against bfloat16, and fail NaN
+against the same NaN, so none of them is used. Byte order is storage: big-endian arrays have the bits of their
+native copies. A framework is touched only where the caller has already imported it.
+"""
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_COMPARED = frozenset(
+    ["bool", "bfloat16", "float16", "float32", "float64"]
+    + [f"{kind}{width}" for kind in ("int", "uint") for width in (8, 16, 32, 64)]
+)
+_FRACTION_BITS = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
+
+
+# Arrays in ---------------------------------------------------------------------------------------------
+def as_numpy(x: Any, name: str = "array") -> Array:
+    """A NumPy array, torch tensor or JAX array as a NumPy array of the same dtype, shape and bits.
+
+    Arguments:
+        x: bool, integer of 8 to 64 bits, bfloat16, float16, float32 or float64, any shape, strides and device.
+        name: what the errors call x.
+
+    Raises:
+        TypeError: Python numbers and lists (they have no dtype of their own), float8, complex, object, structured
+            and untyped `|V2` arrays: how their bits are meant would be a guess.
+
+    Example:
+        >>> as_numpy(np.float32(1.5)).shape
+        ()
+    """
+    if isinstance(x, np.ndarray | np.generic):
+        array = np.asarray(x)
+    elif _is("torch", "Tensor", x):
+        array = _torch_to_numpy(x, name)
+    elif _is("jax", "Array", x):
+        array = np.asarray(x)
+    else:
+        raise TypeError(
+            f"{name} is a {type(x).__name__}; expected a NumPy array, a torch tensor or a JAX array: give it a "
+            "dtype with np.asarray(x, dtype)"
+        )
+    _check_dtype(array.dtype, name)
+    return array
+
+
+def _is(module: str, type_name: str, x: Any) -> bool:
+    """Whether x is of a framework's type, without importing the framework."""
+    imported = sys.modules.get(module)
+    return imported is not None and isinstance(x, getattr(imported, type_name))
+
+
+def _torch_to_numpy(x: Any, name: str) -> Array:
+    torch = sys.modules["torch"]
+    dtype = str(x.dtype).removeprefix("torch.")
+    if dtype not in _COMPARED:
+        raise TypeError(_not_compared(name, dtype))
+    host = x.detach().resolve_neg().cpu()
+    if dtype == "bfloat16":  # Tensor.numpy() knows no bfloat16
+        return np.asarray(host.view(torch.int16).numpy()).view(_BFLOAT16)
+    return np.asarray(host.numpy())
+
+
+def _check_dtype(dtype: np.dtype[Any], name: str) -> None:
+    if dtype.type is np.void:
+        raise TypeError(
+            f"{name} has dtype {dtype.str}, bytes without a type: view it as what it is first, for example "
+            "x.view(ml_dtypes.bfloat16)"
+        )
+    if dtype.name not in _COMPARED:
+        raise TypeError(_not_compared(name, dtype.name))
+
+
+def _not_compared(name: str, dtype: str) -> str:
+    return (
+        f"{name} has dtype {dtype}; expected bool, an integer, bfloat16, float16, float32 or float64: compare "
+        "its bits as unsigned integers if that is what you mean"
+    )
+
+
+# Bits --------------------------------------------------------------------------------------------------
+def to_bits(x: Any, name: str = "array") -> Array:
+    """The bits of x as unsigned integers of its width and shape, in native byte order.
+
+    A view where x is a native NumPy array, strides included; `as_numpy` says what is accepted.
+
+    Example:
+        >>> hex(to_bits(np.float32(-0.0)))
+        '0x80000000'
+    """
+    array = as_numpy(x, name)
+    stored = np.dtype(f"u{array.dtype.itemsize}").newbyteorder(array.dtype.byteorder)
+    return array.view(stored).astype(stored.newbyteorder("="), copy=False)
+
+
+def digest(x: Any) -> str:
+    """SHA-256 in hex over dtype name, shape and little-endian bits in row-major order.
+
+    Equal arrays have equal digests, whatever the framework, strides or byte order.
+
+    Example:
+        >>> digest(np.zeros(3, np.float32)) == digest(np.zeros(6, np.float32)[::2])
+        True
+    """
+    array = as_numpy(x)
+    sha = hashlib.sha256(f"{array.dtype.name}{list(array.shape)}".encode())
+    bits = to_bits(array)
+    sha.update(np.ascontiguousarray(bits, dtype=bits.dtype.newbyteorder("<")).data)
+    return sha.hexdigest()
+
+
+# Comparison --------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Difference:
+    """How two arrays differ, and where first in row-major order.
+
+    For the kinds "dtype" and "shape" no elements are compared: count is total and the other fields are None.
+    """
+
+    kind: Literal["dtype", "shape", "bits"]
+    actual_dtype: str
+    expected_dtype: str
+    actual_shape: tuple[int, ...]
+    expected_shape: tuple[int, ...]
+    count: int  # elements that differ
+    total: int  # elements of actual
+    index: tuple[int, ...] | None = None
+    actual: float | int | bool | None = None
+    expected: float | int | bool | None = None
+    actual_bits: str | None = None  # hex, as wide as the dtype: 0x7FC00000
+    expected_bits: str | None = None
+    ulp: int | None = None  # representable values from expected to actual; None where either is NaN
+    max_ulp: int | None = None  # the largest over all differing pairs that have one
+
+    def describe(self) -> str:
+        """One sentence with everything that the record knows."""
+        if self.kind == "dtype":
+            return f"dtype is {self.actual_dtype}; expected {self.expected_dtype}"
+        if self.kind == "shape":
+            return f"shape is {self.actual_shape}; expected {self.expected_shape}, {self.actual_dtype}"
+        return (
+            f"{self.count} of {self.total} elements of {self.actual_dtype} {self.actual_shape} differ; first at "
+            f"{list(self.index or ())}: actual {self._shown(self.actual)} ({self.actual_bits}), expected "
+            f"{self._shown(self.expected)} ({self.expected_bits}), {self._distance()}"
+        )
+
+    def _distance(self) -> str:
+        first = "NaN has no ULP distance" if self.ulp is None else f"{self.ulp} ULP apart"
+        return f"{first}, at most {self.max_ulp}" if self.count > 1 and self.max_ulp is not None else first
+
+    def _shown(self, value: float | int | bool | None) -> str:
+        """The shortest digits that name the value in its own dtype."""
+        with np.errstate(invalid="ignore"):  # a signalling NaN is narrowed
+            return str(np.dtype(self.actual_dtype).type(value))
+
+
+def compare(actual: Any, expected: Any) -> Difference | None:
+    """None where dtype, shape and every bit agree, else the record of the difference.
+
+    Arguments:
+        actual, expected: what `as_numpy` accepts, each from any framework.
+
+    Raises:
+        TypeError: an input that `as_numpy` refuses.
+
+    Example:
+        >>> compare(np.float32([1, 0]), np.float32([1, -0.0])).describe()
+        '1 of 2 elements of float32 (2,) differ; first at [1]: actual 0.0 (0x00000000), expected -0.0 (0x80000000), 0 ULP apart'
+    """  # noqa: E501 (one sentence, one line)
+    got, want = as_numpy(actual, "actual"), as_numpy(expected, "expected")
+    dtypes = got.dtype.name, want.dtype.name
+    if dtypes[0] != dtypes[1]:
+        return Difference("dtype", *dtypes, got.shape, want.shape, got.size, got.size)
+    if got.shape != want.shape:
+        return Difference("shape", *dtypes, got.shape, want.shape, got.size, got.size)
+    got_bits, want_bits = to_bits(got), to_bits(want)
+    differs = np.asarray(got_bits != want_bits)
+    count = int(np.count_nonzero(differs))
+    if count == 0:
+        return None
+    index = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), got.shape))
+    return Difference(
+        "bits", *dtypes, got.shape, want.shape, count, got.size, index,
+        _value(got, index), _value(want, index), _hex(got_bits, index), _hex(want_bits, index),
+        _max_ulp(got_bits[index].reshape(1), want_bits[index].reshape(1), dtypes[0]),
+        _max_ulp(got_bits[differs], want_bits[differs], dtypes[0]),
+    )  # fmt: skip
+
+
+def _hex(bits: Array, index: tuple[int, ...]) -> str:
+    return f"0x{int(bits[index]):0{2 * bits.itemsize}X}"
+
+
+def _value(array: Array, index: tuple[int, ...]) -> float | int | bool:
+    value = array[index]
+    if array.dtype.kind in "biu":
+        return bool(value) if array.dtype.kind == "b" else int(value)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is widened
+        return float(value)
+
+
+def _max_ulp(a: Array, b: Array, dtype: str) -> int | None:
+    """The largest ULP distance of the pairs [N] without NaN; None where there is no such pair."""
+    block = 2**18  # temporaries stay in the cache
+    blocks = (_distances(a[i : i + block], b[i : i + block], dtype) for i in range(0, len(a), block))
+    return max((int(distances.max()) for distances in blocks if distances.size), default=None)
+
+
+def _distances(a: Array, b: Array, dtype: str) -> Array:
+    """The ULP distances of the pairs without NaN, unsigned."""
+    top = 1 << (8 * a.itemsize - 1)
+    if dtype in _FRACTION_BITS:
+        infinity = (top - 1) >> _FRACTION_BITS[dtype] << _FRACTION_BITS[dtype]
+        numbers = ((a & (top - 1)) <= infinity) & ((b & (top - 1)) <= infinity)
+        a, b = (_ordered_float(x[numbers], top) for x in (a, b))
+    elif dtype.startswith("int"):
+        a, b = a ^ a.dtype.type(top), b ^ b.dtype.type(top)
+    return np.maximum(a, b) - np.minimum(a, b)
+
+
+def _ordered_float(bits: Array, top: int) -> Array:
+    """Sign and magnitude to an unsigned integer line: neighbours differ by 1, and +0 and -0 are one point."""
+    magnitude = bits & (top - 1)
+    return np.where(bits >= top, top - magnitude, top + magnitude).astype(bits.dtype)
+
+
+class BitsDiffer(AssertionError):
+    """Raised by `assert_bits_equal`; `difference` is the record."""
+
+    def __init__(self, difference: Difference, context: str = "") -> None:
+        super().__init__(f"{context}: {difference.describe()}" if context else difference.describe())
+        self.difference = difference
+
+
+def assert_bits_equal(actual: Any, expected: Any, *, context: str = "") -> None:
+    """Raise `BitsDiffer` unless dtype, shape and every bit agree.
+
+    Arguments:
+        actual, expected: what `as_numpy` accepts, each from any framework.
+        context: opens the message: the case, the framework, the device.
+
+    Raises:
+        BitsDiffer: they differ; the text gives dtype, shape, count, first index, both values, both bit patterns
+            and the ULP distance.
+        TypeError: an input that `as_numpy` refuses.
+
+    Example:
+        >>> assert_bits_equal(np.float32([np.nan]), np.float32([np.nan]), context="the same NaN")
+    """
+    __tracebackhide__ = True
+    difference = compare(actual, expected)
+    if difference is not None:
+        raise BitsDiffer(difference, context)

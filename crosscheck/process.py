@@ -1,0 +1,118 @@
+"""The parent's side of a worker process: start it, ask it, bound its time, and say in words how it ended."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from crosscheck.registry import Backend
+
+__all__ = ["WorkerDied", "WorkerProcess", "WorkerTimedOut"]
+
+START_LIMIT = 180.0  # seconds until a worker must have said hello
+
+
+class WorkerDied(Exception):
+    """The process ended without an answer; the text says how."""
+
+
+class WorkerTimedOut(Exception):
+    """No answer within the time limit."""
+
+
+class WorkerProcess:
+    """One backend's process. `hello` is what it said about itself when it started."""
+
+    def __init__(self, backend: Backend, threads: int) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (close() closes it)
+        path = [entry or str(Path.cwd()) for entry in sys.path]
+        environment = {**os.environ, **backend.environment(threads), "PYTHONPATH": os.pathsep.join(path)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "crosscheck.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C reaches the parent alone
+        )
+        self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+        self._setup = {
+            "backend": backend.name, "factory": backend.factory, "device": backend.device, "threads": threads,
+        }  # fmt: skip
+
+    def _read(self, stdout: IO[str]) -> None:
+        for line in stdout:
+            self._answers.put(line)
+        self._answers.put(None)
+
+    def hello(self) -> dict[str, Any]:
+        """Start the adapter: {"reason": None, ...}, or the reason why it cannot run."""
+        answer: dict[str, Any] = self.ask(self._setup, START_LIMIT)["hello"]
+        return answer
+
+    def ask(
+        self, request: dict[str, Any], limit: float, on_doing: Callable[[str], None] = lambda doing: None
+    ) -> dict[str, Any]:
+        """Send a request and wait for its answer; `on_doing` hears what the worker begins.
+
+        Raises:
+            WorkerDied, WorkerTimedOut.
+        """
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(json.dumps(request) + "\n")
+            stdin.flush()
+        except (BrokenPipeError, ValueError):  # ended, or closed by kill()
+            raise WorkerDied(self._how_it_ended()) from None
+        deadline = time.monotonic() + limit
+        while True:
+            try:
+                line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise WorkerTimedOut(f"no answer within {limit:g} s") from None
+            if line is None:
+                raise WorkerDied(self._how_it_ended())
+            answer: dict[str, Any] = json.loads(line)
+            if "doing" not in answer:
+                return answer
+            on_doing(answer["doing"])
+
+    def kill(self) -> None:
+        """End the process and what it started. Safe to call twice, and from another thread."""
+        if self._process.poll() is None:
+            if os.name == "posix":
+                os.killpg(self._process.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):  # unsent input of a process that has ended
+                    stream.close()
+
+    def close(self) -> None:
+        """`kill`, and forget what the process wrote to stderr."""
+        self.kill()
+        self._errors.close()
+
+    def _how_it_ended(self) -> str:
+        code = self._process.wait()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        self._errors.seek(0)
+        written = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f"its process {how}" + (f" (last words: {written[-1].strip()[:200]})" if written else "")

@@ -1,0 +1,55 @@
+"""The backends that users can name, and how the process of each is set up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["BACKENDS", "Backend"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A name that users type, and how its process is set up.
+
+    Arguments:
+        factory: "module:class" of the adapter.
+        device: for the adapter.
+        modes: the ways to run an operator.
+        compiling: those of them in which each new shape costs a compilation.
+        settings: environment variables of the backend's process.
+    """
+
+    name: str
+    factory: str
+    device: str
+    modes: tuple[str, ...]
+    compiling: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+
+    def environment(self, threads: int) -> dict[str, str]:
+        """Variables that libraries read when they start; NPROC is XLA's."""
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")
+        return {**{name: str(threads) for name in names}, **dict(self.settings)}
+
+
+def _torch(name: str, device: str) -> Backend:
+    settings = (("TORCHINDUCTOR_COMPILE_THREADS", "1"),)
+    return Backend(name, "crosscheck.backends:TorchAdapter", device, ("eager", "compile"), ("compile",), settings)
+
+
+def _jax(name: str, device: str, platforms: str) -> Backend:
+    """JAX compiles eager calls, too. On a GPU it takes memory as it needs it, since others need some."""
+    settings = (("JAX_PLATFORMS", platforms), ("XLA_PYTHON_CLIENT_PREALLOCATE", "false"))
+    modes = ("eager", "jit")
+    return Backend(name, "crosscheck.backends:JaxAdapter", device, modes, modes, settings)
+
+
+BACKENDS: Mapping[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        Backend("numpy", "crosscheck.backends:NumpyAdapter", "cpu", ("eager",)),
+        _torch("torch-cpu", "cpu"),
+        _torch("torch-cuda", "cuda"),
+        _jax("jax-cpu", "cpu", "cpu"),
+        _jax("jax-gpu", "cuda", "cuda,cpu"),
+    )
+}

@@ -1,0 +1,123 @@
+"""The report as JSON, schema `crosscheck-report/1`.
+
+    schema          "crosscheck-report/1": fields are added within a version, never renamed or removed
+    contract        "fixed-k/1", what the bits were compared with
+    crosscheck      the version of this program
+    command         what repeats the run, a list of arguments
+    outcome         "equal", "different", or "interrupted", where verdicts are missing
+    notes           sentences on the input
+    machine         system, architecture, processor, cores, instruction_set
+    backends        {name: {reason, device, versions, threads, modes, implementations, layouts}}
+    cases           {id: the case's fields}
+    verdicts        a list, of each case on each backend in each mode:
+        case, op, backend, mode, implementation
+        status          "judged", "raised", "crashed", "timed out" or "not run"; message says why
+        failed          whether the status is another than "judged", or any check failed
+        digits, dtype   of the call, of its result
+        checks          {check: {state, passed, failed, not_applicable}}: state is "pass", "fail" or
+                        "not applicable"; passed counts trials; failed lists {trial, text, difference}, with
+                        difference null where the transformed call raised;
+                        not_applicable lists {trial, reason}
+        accuracy        {max_ulp, mean_ulp, max_relative, samples}, or null; infinity is the string "inf"
+        seconds         the time that the verdict took
+
+A difference has the fields of `crosscheck.bits.Difference`. Numbers that JSON has not (NaN, infinities) are the
+strings "nan", "inf", "-inf".
+"""
+
+import json
+import math
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from crosscheck import contract
+from crosscheck.judge import Judged
+from crosscheck.runner import Run
+
+__all__ = ["SCHEMA", "as_json", "check_writable", "program_version", "write_json"]
+
+SCHEMA = "crosscheck-report/1"
+_INSTRUCTION_SETS = ("sse4_2", "avx", "avx2", "fma", "avx512", "amx", "asimd", "sve", "neon")
+
+
+def as_json(run: Run, cases: Sequence[Judged], command: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:
+    """The report as a tree of plain values."""
+    failed = any(verdict.failed for verdict in run.verdicts)
+    report = {
+        "schema": SCHEMA,
+        "contract": contract.VERSION,
+        "crosscheck": program_version(),
+        "command": list(command),
+        "outcome": "interrupted" if not run.complete else "different" if failed else "equal",
+        "notes": list(notes),
+        "machine": machine(),
+        "backends": run.environments,
+        "cases": {case.id: case.to_json() for case in cases},
+        "verdicts": [{**verdict.to_json(), "failed": verdict.failed} for verdict in run.verdicts],
+    }
+    plain: dict[str, Any] = _plain(report)
+    return plain
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError now, before any work, if the report cannot be written later. Leaves no trace."""
+    existed = path.exists()
+    with path.open("ab"):
+        pass
+    if not existed:
+        path.unlink()
+
+
+def write_json(path: Path, report: dict[str, Any]) -> None:
+    """Write beside the file and rename: an interrupted run leaves the old report whole."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers that JSON has not as strings."""
+    if isinstance(value, dict):
+        return {name: _plain(member) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(member) for member in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def program_version() -> str:
+    """The version of the distribution that this package came with."""
+    try:
+        return version("fixedk")
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def machine() -> dict[str, Any]:
+    """The CPU side of the environment."""
+    flags, model = _cpuinfo()
+    return {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "processor": model or platform.processor(),
+        "cores": os.cpu_count(),
+        "instruction_set": [flag for flag in flags if flag.startswith(_INSTRUCTION_SETS)],
+    }
+
+
+def _cpuinfo() -> tuple[list[str], str]:
+    """Flags and model name of the first processor, where /proc tells."""
+    fields: dict[str, str] = {}
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return [], ""
+    for line in text.split("\n\n", 1)[0].splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip().lower()] = value.strip()
+    return (fields.get("flags") or fields.get("features") or "").split(), fields.get("model name", "")

@@ -1,0 +1,85 @@
+"""What the judge says about one case on one backend in one mode, as plain records that become JSON."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from crosscheck.accuracy import Accuracy
+from crosscheck.invariance import COLUMNS
+
+__all__ = ["CHECKS", "Check", "Failure", "Verdict"]
+
+CHECKS = ("bits", "inputs", *COLUMNS)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A trial that gave other bits: what was tried, the difference in words and as a record.
+
+    There is no record where the transformed call raised.
+    """
+
+    trial: str
+    text: str
+    difference: dict[str, Any] | None
+
+
+@dataclass
+class Check:
+    """The trials of one check: how many passed, which failed, which could not be made and why."""
+
+    passed: int = 0
+    failed: list[Failure] = field(default_factory=list)
+    not_applicable: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def state(self) -> str:
+        """ "pass", "fail" or, where no trial could be made, "not applicable"."""
+        if self.failed:
+            return "fail"
+        return "pass" if self.passed else "not applicable"
+
+
+@dataclass
+class Verdict:
+    """One case on one backend in one mode.
+
+    Arguments:
+        status: "judged", or why there are no checks: "raised", "crashed", "timed out" or "not run".
+        message: one sentence that says what happened, where the status is not "judged".
+        checks: one `Check` for each of CHECKS.
+        digits: as the case has it: "2", "3", "4" or, where the operator chose, "auto".
+        dtype: of the result.
+        accuracy: of LM head logits; None where it has no meaning.
+    """
+
+    case: str
+    op: str
+    backend: str
+    mode: str
+    implementation: str
+    status: str = "judged"
+    message: str = ""
+    checks: dict[str, Check] = field(default_factory=dict)
+    digits: str = "auto"
+    dtype: str = ""
+    accuracy: Accuracy | None = None
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        return self.status != "judged" or any(check.state == "fail" for check in self.checks.values())
+
+    def to_json(self) -> dict[str, Any]:
+        fields = asdict(self)
+        for name, check in self.checks.items():
+            fields["checks"][name] = {"state": check.state, **fields["checks"][name]}
+        return fields
+
+    @staticmethod
+    def from_json(fields: dict[str, Any]) -> "Verdict":
+        checks = {}
+        for name, check in fields["checks"].items():
+            failed = [Failure(**failure) for failure in check["failed"]]
+            checks[name] = Check(check["passed"], failed, check["not_applicable"])
+        accuracy = None if fields["accuracy"] is None else Accuracy(**fields["accuracy"])
+        return Verdict(**{**fields, "checks": checks, "accuracy": accuracy})
