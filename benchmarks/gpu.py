@@ -1,4 +1,4 @@
-"""Times of the GPU kernels and of their peers, taken in turns in one run: python -m benchmarks.gpu
+"""Times of the GPU kernels and of their peers, taken in turns in one run: `python benchmarks/gpu.py`
 
 Each framework runs in a process of its own. A ratio compares two things timed in the same rounds; a bound is
 what the project holds itself to. Random data; the tables are far larger than the card's cache.
@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 V, K = 151936, 4096  # Qwen3-8B
 TOKENS = 131072
@@ -51,10 +52,11 @@ def tops(products: int, rows: int, milliseconds: float) -> str:
 def main() -> int:
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     missed = 0
-    for module in ("benchmarks.gpu_torch", "benchmarks.gpu_jax"):
-        run = subprocess.run([sys.executable, "-m", module], env=environment, stdout=subprocess.PIPE, text=True)
+    for half in ("gpu_torch.py", "gpu_jax.py"):
+        command = [sys.executable, str(Path(__file__).with_name(half))]
+        run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
         if run.returncode:
-            print(f"{module} ended with exit code {run.returncode}", file=sys.stderr)
+            print(f"{half} ended with exit code {run.returncode}", file=sys.stderr)
             return 2
         result = json.loads(run.stdout.splitlines()[-1])
         print(f"\n{result['versions']}\n")

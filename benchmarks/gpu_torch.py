@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from gpu import SMALL, TOKENS, K, Row, V, bandwidth, emit, tops
 
 import rlk_torch
-from benchmarks.gpu import SMALL, TOKENS, K, Row, V, bandwidth, emit, tops
 
 _ROUNDS = 5
 _SLICE = 250.0  # milliseconds of work between two looks at the clock: the card reaches its sustained clocks

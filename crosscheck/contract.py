@@ -108,12 +108,13 @@ def _dot(a: Aligned, b: Aligned) -> Array:
 
 
 # Section 4: LM head -----------------------------------------------------------------------------------
-def _logits(hidden: Array, weight: Array | Aligned, bias: ArrayLike | None, digits: int, dtype: DTypeLike) -> Array:
-    shape = weight.q.shape if isinstance(weight, Aligned) else floats("weight", weight, 2).shape
+def _logits(hidden: Array, weight: ArrayLike | Aligned, bias: ArrayLike | None, digits: int, dtype: DTypeLike) -> Array:
+    table = weight if isinstance(weight, Aligned) else floats("weight", weight, 2)
+    shape = table.q.shape if isinstance(table, Aligned) else table.shape
     if hidden.ndim == 0 or hidden.shape[-1] != shape[1]:
         raise ValueError(f"hidden has shape {hidden.shape}, weight {shape}; expected [..., K] and [V, K]")
-    if isinstance(weight, Aligned) and weight.digits != digits:
-        raise ValueError(f"weight is aligned with {weight.digits} digits, the call uses {digits}; use one number")
+    if isinstance(table, Aligned) and table.digits != digits:
+        raise ValueError(f"weight is aligned with {table.digits} digits, the call uses {digits}; use one number")
     if bias is not None and floats("bias", bias, 1).shape != shape[:1]:
         raise ValueError(f"bias has shape {np.shape(bias)}; expected {shape[:1]}, one value a row of weight")
     rows = align(hidden.reshape(int(np.prod(hidden.shape[:-1])), shape[1]), digits)
@@ -121,10 +122,10 @@ def _logits(hidden: Array, weight: Array | Aligned, bias: ArrayLike | None, digi
     step = _rows_per_block(shape[1] // 8, len(rows.q))
     for start in range(0, shape[0], step):
         block = slice(start, start + step)
-        if isinstance(weight, Aligned):
-            columns = Aligned(weight.q[block], weight.exponent[block], weight.nonfinite[block], digits)
+        if isinstance(table, Aligned):
+            columns = Aligned(table.q[block], table.exponent[block], table.nonfinite[block], digits)
         else:
-            columns = align(weight[block], digits)
+            columns = align(table[block], digits)
         r = _dot(rows, columns)
         if bias is not None:
             with np.errstate(invalid="ignore", over="ignore"):

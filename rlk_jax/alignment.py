@@ -107,7 +107,8 @@ def _align(x: Array, digits: int) -> Aligned:
 
     planes = jnp.zeros((digits, rows, padded(length)), jnp.int8)
     parts = planes, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.bool)
-    return Aligned(*(tiles(rows, step, block, parts) if rows else parts), length)
+    planes, exponent, nonfinite = tiles(rows, step, block, parts) if rows else parts
+    return Aligned(planes, exponent, nonfinite, length)
 
 
 def tiles(length: int, step: int, body: Callable[[Any, Any], Any], out: Any) -> Any:

@@ -77,12 +77,13 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
             f"is {chosen.platform}; use {_IMPLEMENTATIONS[name][0]!r}"
         )
     functions = _embedding_functions if name == "embedding" else _lm_head_functions
+    forward, forward_fp32 = functions(chosen, asked)
 
     def served_by(weight: Array | Aligned, digits: int = 3) -> str:
         refused = implementation == "pallas" and not asked and why_not(weight)
         return "gather" if refused else str(implementation)
 
-    return Operator(name, device or "cpu", implementation, *functions(chosen, asked), served_by)
+    return Operator(name, device or "cpu", implementation, forward, forward_fp32, served_by)
 
 
 def _listed(names: Any) -> str:
@@ -116,7 +117,7 @@ def _on(device: jax.Device, weight: Any, *others: Any) -> tuple[Any, ...]:
     return tuple(jax.tree.map(move, x) for x in (weight, *others))
 
 
-def _embedding_functions(device: jax.Device, implementation: str) -> tuple[Callable[..., Array], ...]:
+def _embedding_functions(device: jax.Device, implementation: str) -> tuple[Callable[..., Array], Callable[..., Array]]:
     def forward(token_ids: Any, weight: Array, *, check_ids: bool = True) -> Array:
         (weight,) = _on(device, weight)
         return run_embedding(token_ids, weight, check_ids, False, implementation)
@@ -128,7 +129,7 @@ def _embedding_functions(device: jax.Device, implementation: str) -> tuple[Calla
     return forward, forward_fp32
 
 
-def _lm_head_functions(device: jax.Device, implementation: str) -> tuple[Callable[..., Array], ...]:
+def _lm_head_functions(device: jax.Device, implementation: str) -> tuple[Callable[..., Array], Callable[..., Array]]:
     def forward(
         hidden: Array, weight: Array | Aligned, bias: Array | None = None, *, digits: int | None = None
     ) -> Array:

@@ -133,10 +133,9 @@ def integers(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor]:
     zero = (top < SMALLEST_NORMAL) | nonfinite
     exponent = ((top >> 23) - 126).masked_fill(zero, 0)
     window = 7 * digits - 1
-    dead = (size < SMALLEST_NORMAL) | nonfinite[:, None]
-    # Dead elements would round to 0 by themselves unless the row is tiny or not finite.
+    # Elements that count as 0 would round to 0 by themselves unless the row is tiny or not finite.
     if x.device.type != "cpu" or bool((nonfinite | (exponent < window - 124)).any()):
-        wide = wide.masked_fill(dead, 0)
+        wide = wide.masked_fill((size < SMALLEST_NORMAL) | nonfinite[:, None], 0)
     # 2^(window - exponent) can pass the float32 range, its two halves cannot.
     half = (window - exponent) >> 1
     scaled = wide * power_of_two(half)[:, None]
@@ -145,9 +144,9 @@ def integers(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def write_digits(q: Tensor, planes: Tensor) -> None:
-    """Split q into digits in [-64, 63], the top digit keeping what is left, up to 64."""
+    """Split q, which is used up, into digits in [-64, 63], the top digit keeping what is left, up to 64."""
     for i in range(planes.shape[0] - 1):
-        q = q + 64
-        planes[i].copy_((q & 127) - 64)
+        q += 64
+        planes[i].copy_((q & 127).sub_(64))
         q >>= 7
     planes[-1].copy_(q)

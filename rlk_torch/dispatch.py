@@ -77,13 +77,14 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
             f"installed and device is {chosen}; use {_IMPLEMENTATIONS[name][0]!r}"
         )
     functions = _embedding_functions if name == "embedding" else _lm_head_functions
+    forward, forward_fp32 = functions(chosen, asked)
 
     def served_by(weight: Tensor | Aligned, digits: int = 3) -> str:
         if asked or name == "embedding":
             return str(implementation)
         return default_products(chosen, digits, weight.shape[1])
 
-    return Operator(name, str(chosen), implementation, *functions(chosen, asked), served_by)
+    return Operator(name, str(chosen), implementation, forward, forward_fp32, served_by)
 
 
 def _listed(names: Any) -> str:
@@ -108,7 +109,9 @@ def _check_on(device: torch.device, weight: Any) -> None:
         raise ValueError(f"weight is on {got} and the operator on {device}; move weight, or get_op for {got}")
 
 
-def _embedding_functions(device: torch.device, implementation: str) -> tuple[Callable[..., Tensor], ...]:
+def _embedding_functions(
+    device: torch.device, implementation: str
+) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     def forward(token_ids: Any, weight: Tensor, *, check_ids: bool = True) -> Tensor:
         _check_on(device, weight)
         return run_embedding(token_ids, weight, check_ids, False, implementation)
@@ -120,7 +123,9 @@ def _embedding_functions(device: torch.device, implementation: str) -> tuple[Cal
     return forward, forward_fp32
 
 
-def _lm_head_functions(device: torch.device, implementation: str) -> tuple[Callable[..., Tensor], ...]:
+def _lm_head_functions(
+    device: torch.device, implementation: str
+) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     def forward(
         hidden: Tensor, weight: Tensor | Aligned, bias: Tensor | None = None, *, digits: int | None = None
     ) -> Tensor:

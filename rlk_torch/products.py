@@ -35,58 +35,69 @@ def rounded_products(hidden: Aligned, weight: Aligned, implementation: str) -> T
     words = int8_words if implementation == "int8" else float64_words
     high, low = words(hidden.planes, weight.planes, hidden.length)
     window = 7 * hidden.digits - 1
-    scale = (
-        power_of_two_float64(weight.exponent - window)[:, None]
-        * power_of_two_float64(hidden.exponent - window)[None, :]
-    )
-    r = _round_once(high, low, scale)
-    nonfinite = weight.nonfinite[:, None] | hidden.nonfinite[None, :]
-    return r.masked_fill_(nonfinite, float("nan"))
+    r = _round_once(high, low, weight.exponent - window, hidden.exponent - window)
+    if r.device.type != "cpu" or bool(weight.nonfinite.any() | hidden.nonfinite.any()):
+        r.masked_fill_(weight.nonfinite[:, None] | hidden.nonfinite, float("nan"))
+    return r
+
+
+def _bits(digits: int, length: int) -> int:
+    """|D| <= 2^bits."""
+    return 2 * (7 * digits - 1) + max(1, length - 1).bit_length()
 
 
 def int8_words(hidden: Tensor, weight: Tensor, length: int) -> tuple[Tensor | None, Tensor]:
-    """D from int8 matrix products. The hidden planes are stacked, so each weight plane is read once."""
+    """D from int8 matrix products, as two words, one int64 or one exact float64, whichever is the least that holds it.
+
+    The hidden planes are stacked, so each weight plane is read once.
+    """
     n, rows, width = hidden.shape
     groups: list[Tensor] = []
     for start in range(0, width, _REDUCTION):
         part = slice(start, start + _REDUCTION)
         stacked = hidden[:, :, part].reshape(n * rows, -1).contiguous()
-        sums: list[Tensor] = []
-        for j in range(n):
-            product = torch._int_mm(weight[j, :, part].contiguous(), stacked.T).view(-1, n, rows)
-            for i in range(n):
-                if i + j < len(sums):
-                    sums[i + j] += product[:, i]
-                else:
-                    sums.append(product[:, i].clone() if j else product[:, i].contiguous())
+        products = [torch._int_mm(plane[:, part].contiguous(), stacked.T).view(-1, n, rows) for plane in weight]
+        sums = [_sum([products[j][:, group - j] for j in range(n) if 0 <= group - j < n]) for group in range(2 * n - 1)]
         groups = sums if not groups else [a.long() + b for a, b in zip(groups, sums, strict=True)]
-    if 2 * (7 * n - 1) + max(1, length - 1).bit_length() <= 62:
-        return None, _horner(groups)
-    low = _horner(groups[:2])
-    return _horner(groups[2:]) + (low >> _WORD), low & (2**_WORD - 1)
+    if _bits(n, length) <= 53:
+        return None, _horner(groups, torch.float64)
+    if _bits(n, length) <= 62:
+        return None, _horner(groups, torch.int64)
+    low = _horner(groups[:2], torch.int64)
+    return _horner(groups[2:], torch.int64) + (low >> _WORD), low & (2**_WORD - 1)
 
 
-def _horner(groups: list[Tensor]) -> Tensor:
-    """sum of groups[i] * 128^i in int64."""
-    total = groups[-1].to(torch.int64)
+def _sum(terms: list[Tensor]) -> Tensor:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def _horner(groups: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """sum of groups[i] * 128^i."""
+    total = groups[-1].to(dtype)
     for group in reversed(groups[:-1]):
-        total = (total << 7).add_(group)
+        torch.add(group.to(dtype), total, alpha=128, out=total)
     return total
 
 
 def float64_words(hidden: Tensor, weight: Tensor, length: int) -> tuple[Tensor | None, Tensor]:
     """D from float64 matrix products of integers, every partial sum below 2^53; 4 digits split the weight."""
-    high = hidden.new_zeros((weight.shape[1], hidden.shape[1]), dtype=torch.int64)
-    low = high.clone()
+    dtype = torch.float64 if _bits(len(hidden), length) <= 53 else torch.int64
+    low = hidden.new_zeros((weight.shape[1], hidden.shape[1]), dtype=dtype)
+    high = torch.zeros_like(low)
     for start in range(0, hidden.shape[2], _EXACT_IN_FLOAT64):
         part = slice(start, start + _EXACT_IN_FLOAT64)
         q = _float64(hidden[:, :, part]).T
         if len(hidden) < 4:
-            low += (_float64(weight[:, :, part]) @ q).to(torch.int64)
+            low += (_float64(weight[:, :, part]) @ q).to(dtype)
         else:
-            low += (_float64(weight[:2, :, part]) @ q).to(torch.int64)
-            high += (_float64(weight[2:, :, part]) @ q).to(torch.int64)
-    if 2 * (7 * len(hidden) - 1) + max(1, length - 1).bit_length() <= 62:
+            low += (_float64(weight[:2, :, part]) @ q).to(dtype)
+            high += (_float64(weight[2:, :, part]) @ q).to(dtype)
+    if len(hidden) < 4 and _bits(len(hidden), length) <= 62:
+        return None, low
+    if _bits(len(hidden), length) <= 62:
         return None, (high << _WORD) + low
     return high + (low >> _WORD), low & (2**_WORD - 1)
 
@@ -99,10 +110,10 @@ def _float64(planes: Tensor) -> Tensor:
     return total
 
 
-def _round_once(high: Tensor | None, low: Tensor, scale: Tensor) -> Tensor:
-    """RN_float32(D * scale), flushed to +0 below 2^-126; scale is a power of two in float64.
+def _round_once(high: Tensor | None, low: Tensor, row_exponent: Tensor, column_exponent: Tensor) -> Tensor:
+    """RN_float32(D * 2^exponent), flushed to +0 below 2^-126; the exponent is a row's plus a column's.
 
-    An int64 becomes float32 in one correct rounding. A longer D is taken as 2 * high with a sticky last
+    An integer becomes float32 in one correct rounding. A longer D is taken as 2 * high with a sticky last
     bit, which lies under every tie of 24 bits. What follows is exact.
     """
     if high is None:
@@ -112,5 +123,9 @@ def _round_once(high: Tensor | None, low: Tensor, scale: Tensor) -> Tensor:
         integer = torch.where(short, (high << _WORD) | low, (high << 1) | (low != 0))
         r = integer.to(torch.float32).to(torch.float64)
         r *= torch.where(short, 1.0, 2.0 ** (_WORD - 1))
-    r *= scale
-    return r.masked_fill_(r.abs() < _TINY, 0.0).to(torch.float32)
+    r *= power_of_two_float64(row_exponent)[:, None]
+    r *= power_of_two_float64(column_exponent)
+    # A D other than 0 is at least 1, so with large exponents nothing is flushed.
+    if r.device.type != "cpu" or int(row_exponent.min()) + int(column_exponent.min()) < -126:
+        r.masked_fill_(r.abs() < _TINY, 0.0)
+    return r.to(torch.float32)
