@@ -64,10 +64,12 @@ def _shard_of(index: Path, key: str) -> Path:
     content = _open_bytes(index)
     try:
         shards = {str(name): str(shard) for name, shard in json.loads(content)["weight_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f'{index} is no checkpoint index: it has no "weight_map" of tensors to files') from error
     if key not in shards:
         raise _missing_key(index, key, shards)
+    if Path(shards[key]).name != shards[key]:
+        raise CheckpointError(f"{index} says that {key} is in {shards[key]}; expected the name of a file beside it")
     shard = index.parent / shards[key]
     if not shard.is_file():
         raise CheckpointError(f"{index} says that {key} is in {shards[key]}, but there is no such file beside it")

@@ -5,8 +5,10 @@ Exit codes: 0 every bit equal, 1 something differs, 2 input that cannot be used 
 """
 
 import fnmatch
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,7 +54,7 @@ def main() -> None:
 @click.option("--max-rows", type=click.IntRange(1), default=32, show_default=True, help="Ids and rows to use.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the report.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True,
-              help="Seconds for one case in one mode.")  # fmt: skip
+              help="Seconds for one call; a case makes some twenty.")  # fmt: skip
 @click.option("--verbose", is_flag=True, help="Show every failure and every trial that failed.")
 @click.pass_context
 def run_command(context: click.Context, backends: str, json_path: Path | None, **options: Any) -> None:
@@ -176,10 +178,20 @@ def _write_report(path: Path, report: dict[str, Any]) -> None:
 def _judge(cases: Sequence[Judged], backends: Sequence[Backend], timeout: float) -> Run:
     totals = {backend.name: len(backend.modes) * len(cases) for backend in backends}
     try:
-        with shown(totals) as progress:
+        with _termination_as_interrupt(), shown(totals) as progress:
             return run(cases, backends, timeout=timeout, progress=progress)
     except BackendMissing as error:
         _stop(EXIT_UNUSABLE, f"{error}; nothing was compared")
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM, which a scheduler sends, ends a run as Ctrl-C does: processes and files are cleared away."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @main.command("info")

@@ -68,6 +68,8 @@ class WorkerProcess:
     ) -> dict[str, Any]:
         """Send a request and wait for its answer; `on_doing` hears what the worker begins.
 
+        The limit, in seconds, is for each thing that it begins, and for the time before and after.
+
         Raises:
             WorkerDied, WorkerTimedOut.
         """
@@ -90,6 +92,7 @@ class WorkerProcess:
             if "doing" not in answer:
                 return answer
             on_doing(answer["doing"])
+            deadline = time.monotonic() + limit
 
     def kill(self) -> None:
         """End the process and what it started. Safe to call twice, and from another thread."""

@@ -70,13 +70,32 @@ def check_writable(path: Path) -> None:
         pass
     if not existed:
         path.unlink()
+    if _replaceable(path):
+        beside = _beside(path)
+        beside.touch()
+        beside.unlink()
 
 
 def write_json(path: Path, report: dict[str, Any]) -> None:
     """Write beside the file and rename: an interrupted run leaves the old report whole."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    beside.replace(path)
+    text = json.dumps(report, indent=1, allow_nan=False) + "\n"
+    if not _replaceable(path):
+        path.write_text(text, encoding="utf-8")
+        return
+    beside = _beside(path)
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path.resolve())
+
+
+def _replaceable(path: Path) -> bool:
+    """A file, or none yet; a device or a pipe is written to, never replaced."""
+    return path.is_file() or not path.exists()
+
+
+def _beside(path: Path) -> Path:
+    """A name in the folder of the file that path leads to, through links."""
+    target = path.resolve()
+    return target.with_name(f".{target.name}.{os.getpid()}")
 
 
 def _plain(value: Any) -> Any:

@@ -76,8 +76,8 @@ def run(
     """Judge every case on every backend in each of its modes.
 
     Arguments:
-        timeout: seconds for one case in one mode.
-        progress: told of each verdict that is about to be made, and "" when one has been made.
+        timeout: seconds for one call; a case with its transforms makes some twenty.
+        progress: told which call of which case is about to be made, and "" when a verdict has been made.
 
     Returns:
         The verdicts in the order of cases, backends and modes. Ctrl-C ends the processes and returns what there
@@ -175,8 +175,7 @@ class _Crew:
             for case, future in zip(self.cases, self.expected, strict=True):
                 if self.stop.is_set():
                     return
-                self.progress(lane.backend.name, f"{case.id} {lane.mode}")
-                self.events.put(lane.judge(case, future, self.timeout))
+                self.events.put(lane.judge(case, future, self.timeout, self.progress))
                 self.progress(lane.backend.name, "")
         except CancelledError:
             return
@@ -208,8 +207,14 @@ class _Lane:
         self.implementations = said.get("implementations", {})
         return said
 
-    def judge(self, case: Judged, expected: "Future[dict[str, str]]", timeout: float) -> Verdict:
-        doing = ["starting"]
+    def judge(self, case: Judged, expected: "Future[dict[str, str]]", timeout: float, progress: Progress) -> Verdict:
+        doing = "starting"
+
+        def begin(what: str) -> None:
+            nonlocal doing
+            doing = what
+            progress(self.backend.name, f"{case.id} {self.mode}: {what}")
+
         try:
             thorough = case.thorough or self.mode not in self.backend.compiling
             request = {"case": case.to_json(), "mode": self.mode, "thorough": thorough, **expected.result()}
@@ -224,15 +229,15 @@ class _Lane:
             if self.process is None and (reason := self.greet()["reason"]):
                 raise WorkerDied(reason)
             assert self.process is not None
-            answer = self.process.ask(request, timeout, lambda what: doing.__setitem__(0, what))
+            answer = self.process.ask(request, timeout, begin)
         except (WorkerDied, WorkerTimedOut) as error:
             self.deaths += 1
             self.drop()
             status = "crashed" if isinstance(error, WorkerDied) else "timed out"
-            return self._failed(case, status, f"{error}, in: {doing[0]}")
+            return self._failed(case, status, f"{error}, in: {doing}")
         self.deaths = 0
         if "raised" in answer:
-            return self._failed(case, "raised", f"{answer['raised']}, in: {doing[0]}")
+            return self._failed(case, "raised", f"{answer['raised']}, in: {doing}")
         return Verdict.from_json(answer["verdict"])
 
     def _failed(self, case: Judged, status: str, message: str) -> Verdict:

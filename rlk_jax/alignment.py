@@ -23,7 +23,7 @@ _CPU_BLOCK = 2**22  # elements aligned at a time, whatever the vocab
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["planes", "exponent", "nonfinite"], meta_fields=["length"])
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Aligned:
     """The rows of a matrix [R, L] as integers q, with x = q * 2^(exponent - window). A pytree.
 
@@ -50,6 +50,9 @@ class Aligned:
     def device(self) -> jax.Device | jax.sharding.Sharding:
         """Where the planes are."""
         return self.planes.device
+
+    def __repr__(self) -> str:
+        return f"Aligned(shape={self.shape}, digits={self.digits}, device={self.device})"
 
     def rows(self, start: Array | int, count: int) -> "Aligned":
         """Some rows, from a start that may be traced."""
@@ -114,7 +117,7 @@ def _align(x: Array, digits: int) -> Aligned:
 def tiles(length: int, step: int, body: Callable[[Any, Any], Any], out: Any) -> Any:
     """body(start, out) for starts 0, step, ... ; the last is moved back to end at length: the same bits again."""
     if length == step:
-        return body(0, out)
+        return body(jnp.int32(0), out)
 
     def at(i: Array, out: Any) -> Any:
         return body(jnp.minimum(i.astype(jnp.int32) * step, length - step), out)

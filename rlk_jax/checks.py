@@ -31,6 +31,8 @@ def check_floats(name: str, x: Any, shape: str, ndim: int | None = None) -> None
 
 
 def check_digits(digits: Any) -> int:
+    if isinstance(digits, jax.core.Tracer):
+        raise TypeError("digits is traced; expected the integer 2, 3 or 4: name it in static_argnames of jax.jit")
     if isinstance(digits, bool) or not isinstance(digits, int):
         raise TypeError(f"digits is a {type(digits).__name__}; expected the integer 2, 3 or 4")
     if digits not in (2, 3, 4):
@@ -66,24 +68,58 @@ def check_same_device(weight: Any, **others: Any) -> None:
 def as_token_ids(token_ids: Any, vocab: int, check_ids: bool) -> Array:
     """Ids of any integer dtype as int32, -1 for one outside the table. Compared before they are narrowed."""
     if not isinstance(token_ids, Array):
-        array = np.asarray(token_ids)
-        if array.size == 0 and not isinstance(token_ids, np.ndarray):
-            array = array.astype(np.int64)  # NumPy calls an empty list float64
-        token_ids = array
+        token_ids = from_numbers(token_ids, vocab, check_ids)
     if not jnp.issubdtype(token_ids.dtype, jnp.integer):
-        raise TypeError(
-            f"token_ids has dtype {dtype_name(token_ids)}; expected an integer dtype: convert the ids, "
-            "or use them as a mask instead"
-        )
+        raise TypeError(not_integers(dtype_name(token_ids)))
     if _readable(token_ids) and (check_ids or isinstance(token_ids, np.ndarray)):
         array = np.asarray(token_ids)
         good = (array >= 0) & (array < vocab)
         if check_ids and not good.all():
-            _raise_bad_id(array, vocab, good)
-        return (
-            jnp.asarray(np.where(good, array, -1).astype(np.int32)) if array is token_ids else _int32(token_ids, vocab)
-        )
+            position = tuple(int(i) for i in np.argwhere(~good)[0])
+            raise IndexError(bad_id(position, array[position], vocab))
+        if array is token_ids:
+            return jnp.asarray(np.where(good, array, -1).astype(np.int32))
     return _int32(token_ids, vocab)
+
+
+def from_numbers(x: Any, vocab: int, check_ids: bool) -> np.ndarray:
+    """Ids in lists, NumPy arrays and scalars, as an array of some integer dtype."""
+    if isinstance(x, np.ndarray | np.generic):
+        array = np.asarray(x)
+    else:
+        try:
+            array = np.asarray(x)
+        except ValueError:
+            raise ValueError("token_ids is a ragged list; expected rows of one length: pad them first") from None
+        if array.size == 0:
+            return array.astype(np.int64)  # NumPy calls an empty list float64
+        members = np.asarray(x, dtype=object)
+        if any(isinstance(member, bool | np.bool_) for member in members.flat):
+            raise TypeError(not_integers("bool"))
+        if array.dtype.kind not in "iu" and all(isinstance(member, int | np.integer) for member in members.flat):
+            return _beyond_64_bits(members, vocab, check_ids)  # NumPy calls such a list float64 or object
+    if array.dtype.kind not in "iu":
+        raise TypeError(not_integers(array.dtype.name))
+    return array
+
+
+def _beyond_64_bits(members: np.ndarray, vocab: int, check_ids: bool) -> np.ndarray:
+    good = np.array([0 <= int(member) < vocab for member in members.flat]).reshape(members.shape)
+    if check_ids and not good.all():
+        position = tuple(int(i) for i in np.argwhere(~good)[0])
+        raise IndexError(bad_id(position, members[position], vocab))
+    return np.where(good, members, -1).astype(np.int64)
+
+
+def not_integers(dtype: str) -> str:
+    return f"token_ids has dtype {dtype}; expected an integer dtype: convert the ids, or use them as a mask instead"
+
+
+def bad_id(position: tuple[int, ...], value: Any, vocab: int) -> str:
+    return (
+        f"token_ids{list(position) if position else ''} is {value}; expected 0 <= id < {vocab}, the vocab: "
+        "check the tokenizer against the table, or mask padding ids first"
+    )
 
 
 def _readable(x: Any) -> bool:
@@ -95,12 +131,3 @@ def _int32(token_ids: Array, vocab: int) -> Array:
     if vocab <= jnp.iinfo(token_ids.dtype).max:  # else every id of this dtype is below the vocab
         good &= token_ids < vocab
     return jnp.where(good, token_ids, jnp.zeros_like(token_ids)).astype(jnp.int32) - (~good).astype(jnp.int32)
-
-
-def _raise_bad_id(token_ids: np.ndarray, vocab: int, good: np.ndarray) -> None:
-    """IndexError that names the first bad id, its position and the vocab."""
-    position = tuple(int(i) for i in np.argwhere(~good)[0])
-    raise IndexError(
-        f"token_ids{list(position) if position else ''} is {token_ids[position]}; expected "
-        f"0 <= id < {vocab}, the vocab: check the tokenizer against the table, or mask padding ids first"
-    )

@@ -18,7 +18,7 @@ PLANE_MULTIPLE = 64  # planes are padded with zero digits to this width: int8 ma
 _BLOCK = 2**18  # elements aligned at a time, so that temporaries stay in the cache
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Aligned:
     """The rows of a matrix [R, L] as integers q, with x = q * 2^(exponent - window).
 
@@ -46,6 +46,13 @@ class Aligned:
     def device(self) -> torch.device:
         """Where the planes are."""
         return self.planes.device
+
+    def __deepcopy__(self, memo: Any) -> "Aligned":
+        """The origin is no tensor to copy: it only leads back to what the rows were made from."""
+        return Aligned(self.planes.clone(), self.exponent.clone(), self.nonfinite.clone(), self.length, self.origin)
+
+    def __repr__(self) -> str:
+        return f"Aligned(shape={self.shape}, digits={self.digits}, device={self.device})"
 
     def rows(self, start: int, count: int) -> "Aligned":
         """A view of some rows."""

@@ -24,6 +24,8 @@ def check_floats(name: str, x: Any, shape: str, ndim: int | None = None) -> None
     """x is an array of a supported float type, with ndim dimensions where that is given."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; expected an array of shape {shape}: convert it first")
+    if x.layout != torch.strided or x.is_nested:
+        raise TypeError(f"{name} has layout {x.layout}; expected a dense array of shape {shape}: convert it first")
     if x.dtype not in FLOAT_DTYPES:
         raise TypeError(f"{name} has dtype {dtype_name(x)}; expected bfloat16, float16 or float32: convert it first")
     if ndim is not None and x.ndim != ndim:
@@ -61,33 +63,66 @@ def check_same_device(device: torch.device, **others: Tensor | None) -> None:
             raise ValueError(f"{name} is on {x.device}, weight on {device}; expected one device: move one of them")
 
 
-def as_token_ids(token_ids: Any, device: torch.device) -> Tensor:
+def as_token_ids(token_ids: Any, device: torch.device, vocab: int, check_ids: bool) -> Tensor:
     """Ids of any integer dtype as a tensor; Python and NumPy integers are moved to the table's device."""
     if not isinstance(token_ids, Tensor):
-        token_ids = _from_numbers(token_ids).to(device)
+        if torch.compiler.is_compiling():  # the compiler knows NumPy arrays as tensors, and has no dtype for them
+            tensor = torch.as_tensor(token_ids)
+            token_ids = tensor if tensor.numel() or isinstance(token_ids, np.ndarray) else tensor.long()
+        else:
+            token_ids = _tensor(from_numbers(token_ids, vocab, check_ids))
+        token_ids = token_ids.to(device)
     if token_ids.dtype not in _INTEGERS:
-        raise TypeError(_not_integers(dtype_name(token_ids)))
+        raise TypeError(not_integers(dtype_name(token_ids)))
     check_same_device(device, token_ids=token_ids)
     return token_ids
 
 
-def _from_numbers(x: Any) -> Tensor:
-    if torch.compiler.is_compiling():  # the compiler knows NumPy arrays as tensors, and has no dtype for them
-        tensor = torch.as_tensor(x)
-        return tensor if tensor.numel() or isinstance(x, np.ndarray) else tensor.long()
-    array = np.asarray(x)
-    if array.size == 0 and not isinstance(x, np.ndarray):
-        array = array.astype(np.int64)  # NumPy calls an empty list float64
-    if array.dtype.kind not in "iu":
-        raise TypeError(_not_integers(array.dtype.name))
-    # torch takes neither read-only memory, nor another byte order, nor the second C type of 64 bits.
+def _tensor(array: np.ndarray) -> Tensor:
+    """torch takes neither read-only memory, nor another byte order, nor the second C type of 64 bits."""
     native = np.empty(array.shape, array.dtype.name)
     native[...] = array
     return torch.from_numpy(native)
 
 
-def _not_integers(dtype: str) -> str:
+def from_numbers(x: Any, vocab: int, check_ids: bool) -> np.ndarray:
+    """Ids in lists, NumPy arrays and scalars, as an array of some integer dtype."""
+    if isinstance(x, np.ndarray | np.generic):
+        array = np.asarray(x)
+    else:
+        try:
+            array = np.asarray(x)
+        except ValueError:
+            raise ValueError("token_ids is a ragged list; expected rows of one length: pad them first") from None
+        if array.size == 0:
+            return array.astype(np.int64)  # NumPy calls an empty list float64
+        members = np.asarray(x, dtype=object)
+        if any(isinstance(member, bool | np.bool_) for member in members.flat):
+            raise TypeError(not_integers("bool"))
+        if array.dtype.kind not in "iu" and all(isinstance(member, int | np.integer) for member in members.flat):
+            return _beyond_64_bits(members, vocab, check_ids)  # NumPy calls such a list float64 or object
+    if array.dtype.kind not in "iu":
+        raise TypeError(not_integers(array.dtype.name))
+    return array
+
+
+def _beyond_64_bits(members: np.ndarray, vocab: int, check_ids: bool) -> np.ndarray:
+    good = np.array([0 <= int(member) < vocab for member in members.flat]).reshape(members.shape)
+    if check_ids and not good.all():
+        position = tuple(int(i) for i in np.argwhere(~good)[0])
+        raise IndexError(bad_id(position, members[position], vocab))
+    return np.where(good, members, -1).astype(np.int64)
+
+
+def not_integers(dtype: str) -> str:
     return f"token_ids has dtype {dtype}; expected an integer dtype: convert the ids, or use them as a mask instead"
+
+
+def bad_id(position: tuple[int, ...], value: Any, vocab: int) -> str:
+    return (
+        f"token_ids{list(position) if position else ''} is {value}; expected 0 <= id < {vocab}, the vocab: "
+        "check the tokenizer against the table, or mask padding ids first"
+    )
 
 
 def as_int64(token_ids: Tensor) -> Tensor:
@@ -98,7 +133,4 @@ def as_int64(token_ids: Tensor) -> Tensor:
 def raise_bad_id(token_ids: Tensor, vocab: int, bad: Tensor) -> None:
     """IndexError that names the first bad id, its position and the vocab."""
     position = tuple(int(i) for i in bad.nonzero()[0])
-    raise IndexError(
-        f"token_ids{list(position) if position else ''} is {token_ids[position].item()}; expected "
-        f"0 <= id < {vocab}, the vocab: check the tokenizer against the table, or mask padding ids first"
-    )
+    raise IndexError(bad_id(position, token_ids[position].item(), vocab))

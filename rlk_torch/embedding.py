@@ -66,7 +66,7 @@ def embedding_fp32(token_ids: Any, weight: Tensor, *, check_ids: bool = True) ->
 def run_embedding(token_ids: Any, weight: Tensor, check_ids: bool, widen: bool, implementation: str = "") -> Tensor:
     """Both paths, by a named implementation or, with the empty name, the device's own."""
     check_floats("weight", weight, "[V, H]", 2)
-    ids = as_token_ids(token_ids, weight.device)
+    ids = as_token_ids(token_ids, weight.device, weight.shape[0], check_ids)
     readable = check_ids and not torch.compiler.is_compiling()
     return _forward(ids, weight, readable, widen, implementation)
 
@@ -106,6 +106,10 @@ def _(info: Any, in_dims: Any, token_ids: Tensor, weight: Tensor, *options: Any)
         token_ids = token_ids.movedim(in_dims[0], 0)
     if in_dims[1] is None:
         return _embedding(token_ids, weight, *options), 0
+    if info.batch_size == 0:
+        shape = token_ids.shape[1:] if in_dims[0] is not None else token_ids.shape
+        width = weight.movedim(in_dims[1], 0).shape[2]
+        return weight.new_empty((0, *shape, width), dtype=torch.float32 if options[1] else weight.dtype), 0
     tables = weight.unbind(in_dims[1])
     ids = token_ids.unbind(0) if in_dims[0] is not None else [token_ids] * len(tables)
     return torch.stack([_embedding(i, w, *options) for i, w in zip(ids, tables, strict=True)]), 0

@@ -201,6 +201,11 @@ def _(
     return hidden.new_empty((*hidden.shape[:-1], planes.shape[1]), dtype=dtype)
 
 
+def _member(x: Tensor, dim: int, index: int) -> Tensor:
+    """One of a batch; of an empty one, zeros in its place, since a result has to have a shape."""
+    return x.select(dim, index) if x.shape[dim] else x.new_zeros(x.movedim(dim, 0).shape[1:])
+
+
 def _vmap(op: Any) -> Any:
     """A batch of hidden states is more rows; a batch of weights or biases is taken one by one."""
 
@@ -210,10 +215,10 @@ def _vmap(op: Any) -> Any:
         if all(dim is None for dim in in_dims[1:]):
             return op(hidden, *rest), 0
         results = []
-        for b in range(info.batch_size):
-            args = [x if dim is None else x.select(dim, b) for x, dim in zip(rest, in_dims[1:], strict=True)]
-            results.append(op(hidden if in_dims[0] is None else hidden[b], *args))
-        return torch.stack(results), 0
+        for b in range(max(info.batch_size, 1)):
+            args = [x if dim is None else _member(x, dim, b) for x, dim in zip(rest, in_dims[1:], strict=True)]
+            results.append(op(hidden if in_dims[0] is None else _member(hidden, 0, b), *args))
+        return torch.stack(results)[: info.batch_size], 0
 
     return rule
 

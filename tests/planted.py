@@ -170,6 +170,12 @@ class Hangs(Planted):
         time.sleep(3600)
 
 
+class Dawdles(Planted):
+    def spoil(self, result, inputs):
+        time.sleep(0.1)
+        return result
+
+
 class Prints(Planted):
     def spoil(self, result, inputs):
         print("noise on stdout")
@@ -194,6 +200,6 @@ def backend(fault: type[NumpyAdapter], *modes: str) -> Backend:
 FAULTS = (
     FlipsBits, NegativeZero, OtherNan, OtherDtype, OtherShape, ModifiesInputs, SpoilsPopulation, SpoilsPosition,
     SpoilsNeighbours, SpoilsPadding, SpoilsChunking, SpoilsLayout, SpoilsRepeat, Raises, RaisesOnPadding, Exits,
-    IsKilled, CrashesOnce, Hangs, Prints, Unavailable, FailsToStart,
+    IsKilled, CrashesOnce, Hangs, Dawdles, Prints, Unavailable, FailsToStart,
 )  # fmt: skip
 REGISTRY = {fault.__name__: backend(fault) for fault in (Planted, *FAULTS)}

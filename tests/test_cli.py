@@ -176,11 +176,18 @@ def test_an_old_report_survives_a_run_that_does_not_come_to_an_end(tmp_path):
 
 
 # Ctrl-C ----------------------------------------------------------------------------------------------------
-def test_an_interrupt_is_130_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_130_and_leaves_neither_process_nor_file(tmp_path, how):
     program = "import planted; from crosscheck.cli import main; main(obj=planted.REGISTRY)"
     arguments = ["run", "--backends", "Hangs", "--filter", CASE, "--json", str(tmp_path / "report.json")]
     pid_file = tmp_path / "pid"
-    environment = {**os.environ, "PLANTED_FILE": str(pid_file), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    (tmp_path / "temporary").mkdir()
+    environment = {
+        **os.environ,
+        "PLANTED_FILE": str(pid_file),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "TMPDIR": str(tmp_path / "temporary"),
+    }
     process = subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
@@ -188,11 +195,12 @@ def test_an_interrupt_is_130_and_leaves_no_process(tmp_path):
     deadline = time.monotonic() + 60
     while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert err == "crosscheck: interrupted: 0 of 1 verdicts were made\n"
     assert "Traceback" not in out
+    assert not any((tmp_path / "temporary").iterdir())
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
     report = json.loads((tmp_path / "report.json").read_text())

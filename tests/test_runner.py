@@ -50,6 +50,11 @@ def test_a_hang_is_a_verdict_after_the_time_limit():
     assert time.monotonic() - started < 30
 
 
+def test_the_time_limit_is_for_one_call_and_not_for_all_of_a_case():
+    (verdict,) = run_one(planted.Dawdles, timeout=1)
+    assert verdict.status == "judged" and verdict.seconds > 1
+
+
 def test_after_a_crash_the_next_case_gets_a_fresh_process(tmp_path, monkeypatch):
     monkeypatch.setenv("PLANTED_FILE", str(tmp_path / "left"))
     verdicts = run_one(planted.CrashesOnce, SMALL)
@@ -113,7 +118,9 @@ def test_a_contract_that_raises_is_a_verdict_of_that_case(monkeypatch):
 def test_progress_hears_of_every_verdict():
     heard: list[tuple[str, str]] = []
     run(SMALL, [planted.backend(planted.Planted)], timeout=60, progress=lambda *what: heard.append(what))
-    assert heard == [pair for case in SMALL for pair in (("Planted", f"{case.id} eager"), ("Planted", ""))]
+    assert heard[0] == ("Planted", f"{SMALL[0].id} eager: the call itself")
+    assert ("Planted", f"{SMALL[1].id} eager: third run") in heard
+    assert heard.count(("Planted", "")) == len(SMALL)
 
 
 def test_an_interrupt_ends_the_processes_and_keeps_the_verdicts_so_far(monkeypatch):
