@@ -17,6 +17,8 @@ import rlk_jax
 import rlk_torch
 from crosscheck.bits import as_numpy
 
+torch.set_num_threads(1)  # the arrays are small, and threads of torch that share a core wait for each other
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = [BFLOAT16, np.dtype(np.float16), np.dtype(np.float32)]
 INTEGERS = [np.dtype(f"{kind}{width}") for kind in ("int", "uint") for width in (8, 16, 32, 64)]
