@@ -10,9 +10,9 @@ STAMP := $(VENV)/.installed
 crosscheck: $(STAMP)
 	$(BIN)/crosscheck run
 
-# Warnings are errors: see filterwarnings in pyproject.toml.
+# Warnings are errors: see filterwarnings in pyproject.toml. Two workers share the cores, so each has one thread.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -q
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
 
 lint: $(STAMP)
 	$(BIN)/ruff check
