@@ -178,7 +178,11 @@ def test_an_old_report_survives_a_run_that_does_not_come_to_an_end(tmp_path):
 # Ctrl-C ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_is_130_and_leaves_neither_process_nor_file(tmp_path, how):
-    program = "import planted; from crosscheck.cli import main; main(obj=planted.REGISTRY)"
+    program = (
+        "import signal, planted; from crosscheck.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits it ignored\n"
+        "main(obj=planted.REGISTRY)"
+    )
     arguments = ["run", "--backends", "Hangs", "--filter", CASE, "--json", str(tmp_path / "report.json")]
     pid_file = tmp_path / "pid"
     (tmp_path / "temporary").mkdir()
@@ -196,7 +200,10 @@ def test_an_interrupt_is_130_and_leaves_neither_process_nor_file(tmp_path, how):
     while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(how)
-    out, err = process.communicate(timeout=30)
+    try:
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert err == "crosscheck: interrupted: 0 of 1 verdicts were made\n"
     assert "Traceback" not in out
