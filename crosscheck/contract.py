@@ -52,7 +52,7 @@ def align(x: ArrayLike, digits: int) -> Aligned:
     if digits not in (2, 3, 4):
         raise ValueError(f"digits is {digits}; expected 2, 3 or 4")
     out = Aligned(np.empty(x.shape, np.int32), np.empty(len(x), np.int32), np.empty(len(x), bool), digits)
-    step = _rows_per_block(x.shape[1])
+    step = _rows_per_block(4 * x.shape[1])
     for rows in (slice(i, i + step) for i in range(0, len(x), step)):
         with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
             exact = x[rows].astype(np.float64)

@@ -15,7 +15,7 @@ from rlk_torch.floats import flushed, narrowed
 from rlk_torch.products import LONGEST_INT32, default_implementation, rounded_products
 from rlk_torch.refusal import without_gradient
 
-_BLOCK_LOGITS = 2**16  # logits made at a time: their integers stay in the cache
+_BLOCK_LOGITS = 2**17  # logits made at a time: their integers stay in the cache
 _BLOCK_WEIGHTS = 2**22  # weights aligned at a time, whatever the vocab
 
 
