@@ -1,10 +1,11 @@
 """The command line: `crosscheck run` judges backends, `crosscheck info` says what there is.
 
-Exit codes: 0 every bit equal, 1 something differs, 2 input that cannot be used or a backend that is missing,
-130 interrupted.
+Exit codes: 0 every bit equal, 1 something differs or a backend raised, crashed or timed out, 2 input that cannot be
+used or a backend that is missing, 130 interrupted.
 """
 
 import fnmatch
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -23,25 +26,51 @@ from crosscheck.judge import Judged
 from crosscheck.progress import shown
 from crosscheck.real_input import RealInput, real_cases
 from crosscheck.registry import BACKENDS, Backend
-from crosscheck.report import print_environments, print_report
+from crosscheck.report import counted, print_environments, print_report
 from crosscheck.report_json import as_json, check_writable, program_version, write_json
 from crosscheck.runner import BackendMissing, Run, describe, run
 
 __all__ = ["main"]
 
 DEFAULT_BACKENDS = "numpy,torch-cpu,jax-cpu"
-EXIT_DIFFERENT, EXIT_UNUSABLE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_NOT_EQUAL, EXIT_UNUSABLE, EXIT_INTERRUPTED = 1, 2, 130
+NARROW = 60  # columns, below which `info` prints lines in place of a table
+CHECKPOINT_ONLY = ("embedding_key", "lm_head_key", "token_ids", "hidden", "dtype", "max_rows")
+# A failure is repeated with its own case and backend; --json would replace the report of the whole run.
+NOT_REPEATED = ("backends", "pattern", "json_path")
+EPILOG = """\b
+The parts of a case id:
+  lm_head, embedding    the operator; with _fp32, its float32 form
+  bf16, fp16, fp32      dtype of the table, or of hidden and weight;
+                        bf16xfp32: bfloat16 hidden, float32 weight
+  N257, N2x3, Nscalar   257 rows; leading shape [2, 3]; a single id
+  K4096, H4096, V1000   width of a row (K: LM head, H: embedding); vocab
+  d3, dauto             digits; the operator's own choice
+  bias, nobias          a bias in the dtype of hidden, none;
+                        bias_fp32: a bias in float32
+  int64, uint8, ...     dtype of the token ids
+  checkpoint            on the tables of --checkpoint
+"""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Remembering(click.Command):
+    """A command that keeps the words that were typed, in `context.meta["typed"]`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["typed"] = shlex.join([*ctx.command_path.split(), *args])
+        return super().parse_args(ctx, args)
+
+
+@click.group("crosscheck", context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(program_version(), prog_name="crosscheck")
 def main() -> None:
     """Judge implementations of token embedding and LM head, bit for bit."""
 
 
-@main.command("run")
+@main.command("run", cls=_Remembering, epilog=EPILOG)
 @click.option("--backends", default=DEFAULT_BACKENDS, show_default=True, help="Backends to judge, with commas.")
-@click.option("--suite", type=click.Choice(["default", "full"]), default="default", show_default=True)
+@click.option("--suite", type=click.Choice(["default", "full"]), default="default", show_default=True,
+              help="The built-in cases: a selection, or twenty times as many.")  # fmt: skip
 @click.option("--op", "ops", multiple=True, type=click.Choice(OPS), help="Only this operator; may be repeated.")
 @click.option("--filter", "pattern", default="*", metavar="GLOB", help="Only cases whose id matches.")
 @click.option("--list", "list_only", is_flag=True, help="Print the ids of the cases and stop.")
@@ -61,11 +90,14 @@ def run_command(context: click.Context, backends: str, json_path: Path | None, *
     """Judge backends on the built-in cases, or on a checkpoint.
 
     Every case is compared with the fixed-K contract, bit for bit, and with itself under transforms that must
-    not change a bit. Exit code 0: all equal. 1: something differs. 2: unusable input or a missing backend.
+    not change a bit. Exit code 0: all equal. 1: something differs, or a backend raised, crashed or timed out.
+    2: unusable input or a missing backend.
     """
     try:
         chosen = _backends(backends, context.obj or BACKENDS)
-        cases, notes, command = _cases(options)
+        given = _given(context)
+        _refuse_what_would_be_ignored(given)
+        cases, notes = _cases(options)
         if options["list_only"]:
             click.echo("\n".join(case.id for case in cases))
             return
@@ -77,15 +109,14 @@ def run_command(context: click.Context, backends: str, json_path: Path | None, *
         result = _judge(cases, chosen, options["timeout"])
         print_environments(console, result.environments)
         if result.verdicts:
-            print_report(console, result, command, verbose=options["verbose"])
+            print_report(console, result, _repeating(context, given), verbose=options["verbose"])
         if json_path is not None:
-            _write_report(json_path, as_json(result, cases, command, notes))
+            _write_report(json_path, as_json(result, cases, context.meta["typed"], notes))
     except KeyboardInterrupt:
         _stop(EXIT_INTERRUPTED, "interrupted; every process that was started has been ended")
     if not result.complete:
-        due = sum(len(backend.modes) for backend in chosen) * len(cases)
-        _stop(EXIT_INTERRUPTED, f"interrupted: {len(result.verdicts)} of {due} verdicts were made")
-    sys.exit(EXIT_DIFFERENT if any(verdict.failed for verdict in result.verdicts) else 0)
+        _stop(EXIT_INTERRUPTED, f"interrupted: {len(result.verdicts)} of {counted(result.due, 'verdict')} made")
+    sys.exit(0 if result.outcome == "equal" else EXIT_NOT_EQUAL)
 
 
 def _stop(code: int, message: str) -> NoReturn:
@@ -102,33 +133,63 @@ def _backends(names: str, known: Mapping[str, Backend]) -> list[Backend]:
     return [known[name] for name in wanted]
 
 
-def _cases(options: dict[str, Any]) -> tuple[list[Judged], list[str], list[str]]:
-    """The cases, notes on them, and the command that repeats the run, less --filter and --backends."""
-    ops = options["ops"] or OPS
+def _given(context: click.Context) -> dict[str, click.Option]:
+    """The options that were typed, by parameter name, in the order of --help."""
+    return {
+        option.name: option
+        for option in context.command.params
+        if isinstance(option, click.Option)
+        and option.name is not None
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    }
+
+
+def _refuse_what_would_be_ignored(given: Mapping[str, click.Option]) -> None:
+    for name in CHECKPOINT_ONLY:
+        if name in given and "checkpoint" not in given:
+            _stop(EXIT_UNUSABLE, f"{given[name].opts[0]} means something with --checkpoint only")
+    if "suite" in given and "checkpoint" in given:
+        _stop(
+            EXIT_UNUSABLE,
+            "--suite chooses among the built-in cases, and --checkpoint judges on its own tables in place of them; "
+            "expected one of the two: run crosscheck twice for both",
+        )
+    if "json_path" in given and "list_only" in given:
+        _stop(EXIT_UNUSABLE, "--list judges nothing, so there is no report for --json; expected one of the two")
+
+
+def _repeating(context: click.Context, given: Mapping[str, click.Option]) -> list[str]:
+    """The command that judges as this run does, less --filter and --backends, which a failure adds."""
+    words = context.command_path.split()
+    for name, option in given.items():
+        value = context.params[name]
+        if name in NOT_REPEATED:
+            continue
+        if option.is_flag:
+            words.append(option.opts[0])
+            continue
+        for part in value if option.multiple else [value]:
+            words += [option.opts[0], str(part).removesuffix(".0") if isinstance(part, float) else str(part)]
+    return words
+
+
+def _cases(options: dict[str, Any]) -> tuple[list[Judged], list[str]]:
+    """The cases, and notes on them."""
+    ops = [op for op in OPS if op in options["ops"]] or OPS
     found: Sequence[Judged]
     notes: list[str] = []
     if options["checkpoint"] is None:
-        _refuse_stray_options(options)
         found = default_suite() if options["suite"] == "default" else full_suite()
         found = [case for case in found if case.op in ops]
-        command = ["crosscheck", "run"] + (["--suite", "full"] if options["suite"] == "full" else [])
     else:
-        source = _real_input(options)
         try:
-            found, notes = real_cases(source, ops)
+            found, notes = real_cases(_real_input(options), ops)
         except CheckpointError as error:
             _stop(EXIT_UNUSABLE, str(error))
-        command = _checkpoint_command(source)
     cases = [case for case in found if fnmatch.fnmatchcase(case.id, options["pattern"])]
     if not cases:
         _stop(EXIT_UNUSABLE, f"nothing compared: no case matches {options['pattern']!r}; --list shows the ids")
-    return cases, notes, command
-
-
-def _refuse_stray_options(options: dict[str, Any]) -> None:
-    for name in ("embedding_key", "lm_head_key", "token_ids", "hidden", "dtype"):
-        if options[name] is not None:
-            _stop(EXIT_UNUSABLE, f"--{name.replace('_', '-')} means something with --checkpoint only")
+    return cases, notes
 
 
 def _real_input(options: dict[str, Any]) -> RealInput:
@@ -138,26 +199,12 @@ def _real_input(options: dict[str, Any]) -> RealInput:
     return RealInput(
         options["checkpoint"],
         options["embedding_key"],
-        options["lm_head_key"] or options["embedding_key"],
+        options["embedding_key"] if options["lm_head_key"] is None else options["lm_head_key"],
         options["token_ids"],
         options["hidden"],
         options["dtype"],
         options["max_rows"],
     )
-
-
-def _checkpoint_command(source: RealInput) -> list[str]:
-    given = {
-        "--checkpoint": source.checkpoint,
-        "--embedding-key": source.embedding_key,
-        "--lm-head-key": source.lm_head_key,
-        "--token-ids": source.token_ids,
-        "--hidden": source.hidden,
-        "--dtype": source.dtype,
-        "--max-rows": str(source.max_rows),
-    }
-    options = [part for name, value in given.items() if value is not None for part in (name, value)]
-    return ["crosscheck", "run", *options]
 
 
 def _check_report(path: Path) -> None:
@@ -205,14 +252,24 @@ def info_command(context: click.Context) -> None:
         table.add_column(column, overflow="fold")
     for name, said in describe(list(known.values())).items():
         modes = ", ".join(said["modes"])
-        if said["reason"] is not None:
-            table.add_row(name, Text("no", style="yellow"), modes, Text(said["reason"]))
-            continue
-        runs = [f"{op}: {implementation}" for op, implementation in said["implementations"].items()]
-        versions = [f"{what} {number}" for what, number in said["versions"].items()]
-        lines = [f"device {said['device']}; {', '.join(runs)}", ", ".join(versions), f"layouts: {said['layouts']}"]
-        table.add_row(name, Text("yes", style="green"), modes, Text("\n".join(lines)))
-    console.print(table)
+        available = Text("yes", style="green") if said["reason"] is None else Text("no", style="yellow")
+        runs = Text("\n".join(_what_runs(said)))
+        if console.width >= NARROW:
+            table.add_row(name, available, modes, runs)
+        else:
+            console.print(Text.assemble((name, "bold"), " available: ", available, f"; modes: {modes}"))
+            console.print(Padding(runs, (0, 0, 0, 2)))
+    if table.row_count:
+        console.print(table)
+
+
+def _what_runs(said: Mapping[str, Any]) -> list[str]:
+    """Lines on a backend: the reason where it cannot run."""
+    if said["reason"] is not None:
+        return [said["reason"]]
+    runs = [f"{op}: {implementation}" for op, implementation in said["implementations"].items()]
+    versions = [f"{what} {number}" for what, number in said["versions"].items()]
+    return [f"device {said['device']}; {', '.join(runs)}", ", ".join(versions), f"layouts: {said['layouts']}"]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A progress bar for each backend, on stderr and on a terminal only."""
+"""A progress bar for each backend, on stderr and on a terminal only; on a narrow one its numbers without the bar."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +11,8 @@ from crosscheck import runner
 
 __all__ = ["shown"]
 
+ROOM = 64  # columns: a bar, and beside it what the backend does
+
 
 @contextmanager
 def shown(totals: Mapping[str, int]) -> Iterator[runner.Progress]:
@@ -18,7 +20,7 @@ def shown(totals: Mapping[str, int]) -> Iterator[runner.Progress]:
     console = Console(stderr=True)
     bars = Progress(
         TextColumn("{task.fields[name]}"),
-        BarColumn(bar_width=16),
+        *([BarColumn(bar_width=16)] if console.width >= ROOM else []),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}", style="dim", table_column=Column(no_wrap=True, ratio=1)),

@@ -3,8 +3,8 @@
     schema          "crosscheck-report/1": fields are added within a version, never renamed or removed
     contract        "fixed-k/1", what the bits were compared with
     crosscheck      the version of this program
-    command         what repeats the run, a list of arguments
-    outcome         "equal", "different", or "interrupted", where verdicts are missing
+    command         what was typed, quoted for a shell
+    outcome         "interrupted", where verdicts are missing, else the worst of the verdicts' outcomes
     notes           sentences on the input
     machine         system, architecture, processor, cores, instruction_set
     backends        {name: {reason, device, versions, threads, modes, implementations, layouts}}
@@ -12,7 +12,9 @@
     verdicts        a list, of each case on each backend in each mode:
         case, op, backend, mode, implementation
         status          "judged", "raised", "crashed", "timed out" or "not run"; message says why
-        failed          whether the status is another than "judged", or any check failed
+        outcome         from the worst: "different", a dtype, a shape or a bit; "failed", the backend raised or
+                        crashed; "incomplete", there was no time or no process left for an answer; "equal"
+        failed          whether the outcome is another than "equal"
         digits, dtype   of the call, of its result
         checks          {check: {state, passed, failed, not_applicable}}: state is "pass", "fail" or
                         "not applicable"; passed counts trials; failed lists {trial, text, difference}, with
@@ -44,20 +46,21 @@ SCHEMA = "crosscheck-report/1"
 _INSTRUCTION_SETS = ("sse4_2", "avx", "avx2", "fma", "avx512", "amx", "asimd", "sve", "neon")
 
 
-def as_json(run: Run, cases: Sequence[Judged], command: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:
+def as_json(run: Run, cases: Sequence[Judged], command: str, notes: Sequence[str]) -> dict[str, Any]:
     """The report as a tree of plain values."""
-    failed = any(verdict.failed for verdict in run.verdicts)
     report = {
         "schema": SCHEMA,
         "contract": contract.VERSION,
         "crosscheck": program_version(),
-        "command": list(command),
-        "outcome": "interrupted" if not run.complete else "different" if failed else "equal",
+        "command": command,
+        "outcome": run.outcome,
         "notes": list(notes),
         "machine": machine(),
         "backends": run.environments,
         "cases": {case.id: case.to_json() for case in cases},
-        "verdicts": [{**verdict.to_json(), "failed": verdict.failed} for verdict in run.verdicts],
+        "verdicts": [
+            {**verdict.to_json(), "outcome": verdict.outcome, "failed": verdict.failed} for verdict in run.verdicts
+        ],
     }
     plain: dict[str, Any] = _plain(report)
     return plain

@@ -21,7 +21,7 @@ from crosscheck.bits import to_bits
 from crosscheck.judge import Judged, expected_result
 from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut
 from crosscheck.registry import Backend
-from crosscheck.verdict import Verdict
+from crosscheck.verdict import Verdict, worst
 
 __all__ = ["BackendMissing", "Progress", "Run", "describe", "run"]
 
@@ -39,11 +39,22 @@ class BackendMissing(Exception):
 
 @dataclass
 class Run:
-    """What backends said about themselves, and the verdicts; `complete` is False after an interrupt."""
+    """What backends said about themselves, and the verdicts.
+
+    Arguments:
+        complete: False after an interrupt.
+        due: how many verdicts a complete run makes.
+    """
 
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     complete: bool = True
+    due: int = 0
+
+    @property
+    def outcome(self) -> str:
+        """ "interrupted", else the worst of the verdicts' outcomes."""
+        return worst(verdict.outcome for verdict in self.verdicts) if self.complete else "interrupted"
 
 
 def fair_threads(processes: int) -> int:
@@ -115,7 +126,7 @@ class _Crew:
         self.threads += [threading.Thread(target=self._drive, args=(lane,), daemon=True) for lane in self.lanes]
 
     def work(self) -> Run:
-        result = Run()
+        result = Run(due=len(self.lanes) * len(self.cases))
         try:
             for thread in self.threads:
                 thread.start()
@@ -126,7 +137,7 @@ class _Crew:
             if reasons:
                 raise BackendMissing({name: reasons[name] for name in result.environments if name in reasons})
             self.go.set()
-            while len(result.verdicts) < len(self.lanes) * len(self.cases):
+            while len(result.verdicts) < result.due:
                 result.verdicts.append(self._next())
         except KeyboardInterrupt:
             result.complete = False

@@ -1,14 +1,21 @@
 """What the judge says about one case on one backend in one mode, as plain records that become JSON."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from crosscheck.accuracy import Accuracy
 from crosscheck.invariance import COLUMNS
 
-__all__ = ["CHECKS", "Check", "Failure", "Verdict"]
+__all__ = ["CHECKS", "OUTCOMES", "Check", "Failure", "Verdict", "worst"]
 
 CHECKS = ("bits", "inputs", *COLUMNS)
+OUTCOMES = ("different", "failed", "incomplete", "equal")  # the worst first
+
+
+def worst(outcomes: Iterable[str]) -> str:
+    """The outcome of several: "equal" where all are, also where there is none."""
+    return min(outcomes, key=OUTCOMES.index, default="equal")
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,23 @@ class Verdict:
     seconds: float = 0.0
 
     @property
+    def outcome(self) -> str:
+        """One of OUTCOMES: whether a bit differs is told from whether there was an answer at all.
+
+        "different": a dtype, a shape or a bit; "failed": the backend raised or crashed; "incomplete": there was no
+        time or no process left for an answer.
+        """
+        if self.status in ("timed out", "not run"):
+            return "incomplete"
+        failures = [failure for check in self.checks.values() for failure in check.failed]
+        if any(failure.difference is not None for failure in failures):
+            return "different"
+        return "failed" if failures or self.status != "judged" else "equal"
+
+    @property
     def failed(self) -> bool:
-        return self.status != "judged" or any(check.state == "fail" for check in self.checks.values())
+        """Whether the outcome is anything but equal."""
+        return self.outcome != "equal"
 
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)

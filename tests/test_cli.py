@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,16 +37,43 @@ def test_equal_is_0():
     result = run()
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1] == (
-        "EQUAL: every bit is the contract's, under every transform (1 cases, 1 backends, 1 verdicts)"
+        "EQUAL: every bit is the contract's, under every transform (1 case, 1 backend, 1 verdict)"
     )
 
 
-@pytest.mark.parametrize("fault", ["FlipsBits", "Raises", "Exits", "IsKilled", "OtherShape"])
-def test_different_is_1(fault):
-    result = run(backends=f"Planted,{fault}")
+@pytest.mark.parametrize(
+    ("fault", "outcome", "what"),
+    [
+        ("FlipsBits", "different", "with other bits"),
+        ("OtherShape", "different", "with other bits"),
+        ("SpoilsPadding", "different", "with other bits"),
+        ("Raises", "failed", "raised; no bit that was compared differs"),
+        ("RaisesOnPadding", "failed", "raised under a transform; no bit that was compared differs"),
+        ("Exits", "failed", "crashed; no bit that was compared differs"),
+        ("IsKilled", "failed", "crashed; no bit that was compared differs"),
+        ("Hangs", "incomplete", "timed out; no bit that was compared differs"),
+    ],
+)
+def test_what_is_not_equal_is_1_and_headed_by_what_happened(fault, outcome, what, tmp_path):
+    result = run("--timeout", "2", "--json", tmp_path / "report.json", backends=f"Planted,{fault}")
     assert result.exit_code == 1
-    assert "DIFFERENT: 1 of 2 verdicts failed" in result.stdout
-    assert f"FAILED {CASE} on {fault}, eager (planted)" in result.stdout
+    head = outcome.upper()
+    assert f"{head} {CASE} on {fault}, eager (planted)" in result.stdout.splitlines()
+    assert result.stdout.splitlines()[-1] == f"{head}: 1 verdict {what} (1 case, 2 backends, 2 verdicts)"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["outcome"] == outcome
+    assert [verdict["outcome"] for verdict in report["verdicts"]] == ["equal", outcome]
+
+
+def test_a_run_is_headed_by_the_worst_that_happened():
+    last = run(backends="Exits,Planted,FlipsBits").stdout.splitlines()[-1]
+    assert last == "DIFFERENT: 1 verdict with other bits, 1 crashed (1 case, 3 backends, 3 verdicts)"
+
+
+@pytest.mark.parametrize("backends", ["Planted", "FlipsBits", "Raises", "Planted,SpoilsRepeat"])
+def test_one_is_never_a_plural(backends):
+    output = run(backends=backends).stdout
+    assert re.findall(r"(?<![\d.])1 (?:more )?(?:cases|backends|verdicts|failures|trials|threads)", output) == []
 
 
 def test_a_failure_shows_both_patterns_and_the_command_that_repeats_it():
@@ -57,13 +86,25 @@ def test_a_failure_shows_both_patterns_and_the_command_that_repeats_it():
 def test_the_command_that_repeats_a_failure_repeats_it():
     (line,) = [line for line in run(backends="FlipsBits").stdout.splitlines() if line.startswith("  repeat: ")]
     again = crosscheck(*line.removeprefix("  repeat: crosscheck ").split())
-    assert again.exit_code == 1 and "1 of 1 verdicts failed" in again.stdout
+    assert again.exit_code == 1 and "DIFFERENT: 1 verdict with other bits" in again.stdout
 
 
-def test_a_hang_is_1_and_bounded():
+def test_the_command_that_repeats_a_failure_has_what_was_typed_and_does_not_replace_the_report(tmp_path):
+    typed = ("--verbose", "--suite", "full", "--timeout", "12.5", "--op", "lm_head_fp32", "--op", "lm_head")
+    result = run(*typed, "--json", tmp_path / "report.json", backends="Planted,FlipsBits")
+    assert (
+        "  repeat: crosscheck run --suite full --op lm_head_fp32 --op lm_head --timeout 12.5 --verbose "
+        f"--filter {CASE} --backends FlipsBits"
+    ) in result.stdout.splitlines()
+
+
+def test_a_hang_is_1_and_bounded_and_says_what_to_do():
     result = run("--timeout", "1", backends="Hangs")
     assert result.exit_code == 1
-    assert "  timed out: no answer within 1 s, in: the call itself" in result.stdout.splitlines()
+    assert (
+        "  timed out: no answer within 1 s, in: the call itself; --timeout SECONDS allows more"
+    ) in result.stdout.splitlines()
+    assert f"  repeat: crosscheck run --timeout 1 --filter {CASE} --backends Hangs" in result.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -77,6 +118,10 @@ def test_a_hang_is_1_and_bounded():
         (["--hidden", "hidden.npy"], "--hidden means something with --checkpoint only"),
         (["--dtype", "bf16"], "--dtype means something with --checkpoint only"),
         (["--checkpoint", "x"], "--checkpoint needs --embedding-key and --token-ids as well"),
+        (["--max-rows", "32"], "--max-rows means something with --checkpoint only"),
+        (["--checkpoint", "x", "--suite", "full"], "--suite chooses among the built-in cases, and --checkpoint"),
+        (["--checkpoint", "x", "--suite", "default"], "expected one of the two: run crosscheck twice for both"),
+        (["--list", "--json", "x.json"], "--list judges nothing, so there is no report for --json"),
         (["--json", "/no/such/folder/report.json"], "the report cannot be written to /no/such/folder/report.json: No"),
         (["--json", "."], "the report cannot be written to .: Is a directory"),
         (["--op", "softmax"], "'softmax' is not one of 'embedding'"),
@@ -137,11 +182,18 @@ def test_info_lists_every_backend_with_its_reason():
     assert rows["Unavailable"].split()[1:] == ["no", "eager", "planted:", "not", "here"]
 
 
+def test_info_fits_a_narrow_terminal():
+    known = {name: planted.REGISTRY[name] for name in ("Planted", "FailsToStart")}
+    lines = CliRunner().invoke(main, ["info"], obj=known, env={"COLUMNS": "40"}).stdout.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert [line.split()[0] for line in lines if " available: " in line] == ["Planted", "FailsToStart"]
+
+
 def test_many_failures_are_cut_short_unless_asked_for():
     pattern = "lm_head-*-N[13]-*"
     short = run(backends="Raises", pattern=pattern).stdout
     assert short.count("FAILED") < run("--verbose", backends="Raises", pattern=pattern).stdout.count("FAILED")
-    assert "more failures: --verbose shows them" in short
+    assert "more failures: --verbose shows all" in short
 
 
 # The report file -------------------------------------------------------------------------------------------
@@ -164,6 +216,14 @@ def test_the_json_report_holds_every_verdict(tmp_path):
     assert good["accuracy"]["samples"] > 0
     assert other["checks"]["bits"]["failed"][0]["difference"]["actual"] == "nan"
     assert exited["status"] == "crashed" and exited["checks"] == {}
+
+
+def test_the_json_report_holds_the_command_that_was_typed(tmp_path):
+    typed = ["run", "--backends", "Planted,FlipsBits", "--filter", CASE, "--timeout", "30", "--json"]
+    typed.append(str(tmp_path / "my report.json"))
+    crosscheck(*typed)
+    command = json.loads((tmp_path / "my report.json").read_text())["command"]
+    assert command == shlex.join(["crosscheck", *typed])
 
 
 def test_an_old_report_survives_a_run_that_does_not_come_to_an_end(tmp_path):
@@ -205,7 +265,7 @@ def test_an_interrupt_is_130_and_leaves_neither_process_nor_file(tmp_path, how):
     finally:
         process.kill()
     assert process.returncode == 130
-    assert err == "crosscheck: interrupted: 0 of 1 verdicts were made\n"
+    assert err == "crosscheck: interrupted: 0 of 1 verdict made\n"
     assert "Traceback" not in out
     assert not any((tmp_path / "temporary").iterdir())
     with pytest.raises(ProcessLookupError):

@@ -142,8 +142,30 @@ def test_a_failure_names_the_command_that_repeats_it(model):
     assert result.exit_code == 1
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("  repeat: ")]
     arguments = line.removeprefix("  repeat: crosscheck ").split()
-    assert "--max-rows" in arguments and arguments[-4] == "--filter"
+    assert arguments[-4] == "--filter"
     assert CliRunner().invoke(main, arguments, obj=planted.REGISTRY).exit_code == 1
+
+
+def test_the_command_that_repeats_a_failure_has_every_option_that_was_typed(model):
+    options = {"hidden": "hidden.npy", "lm-head-key": "wide_head", "dtype": "fp32", "max-rows": "2", "timeout": "30"}
+    result = crosscheck(model, "--op", "lm_head", backends="FlipsBits", **options)
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("  repeat: ")]
+    assert line.removeprefix("  repeat: ").split() == [
+        "crosscheck", "run", "--op", "lm_head", "--checkpoint", str(model), "--embedding-key", "embed",
+        "--lm-head-key", "wide_head", "--token-ids", str(model / "ids.npy"), "--hidden", str(model / "hidden.npy"),
+        "--dtype", "fp32", "--max-rows", "2", "--timeout", "30",
+        "--filter", "lm_head-fp32-N2-K12-V10-checkpoint", "--backends", "FlipsBits",
+    ]  # fmt: skip
+
+
+def test_an_operator_that_is_named_twice_is_judged_once(model):
+    listed = crosscheck(model, "--list", "--op", "lm_head", "--op", "lm_head").stdout.split()
+    assert listed == ["lm_head-bf16xfp32-N6-K8-V10-checkpoint"]
+
+
+def test_an_empty_key_is_not_the_embedding_key(model):
+    result = crosscheck(model, **{"lm-head-key": ""})
+    assert result.exit_code == 2 and "no tensor ''" in result.stderr
 
 
 def test_operators_and_filter_narrow_a_checkpoint_run(model):
