@@ -13,6 +13,7 @@ from pathlib import Path
 
 V, K = 151936, 4096  # Qwen3-8B
 TOKENS = 131072
+GRADIENT_TOKENS = 65536
 SMALL = (1, 16, 1024)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from gpu import SMALL, TOKENS, K, Row, V, bandwidth, emit, tops
+from gpu import GRADIENT_TOKENS, SMALL, TOKENS, K, Row, V, bandwidth, emit, tops
 from jax import Array, lax
 
 import rlk_jax
@@ -123,10 +123,40 @@ def align_rows(table: Array) -> list[Row]:
     return [Row("align digits 3", V, ours, bandwidth(nbytes, ours), "copy of the table", ours / times["copy"], 6)]
 
 
+def gradient_rows(table: Array, key: Array) -> list[Row]:
+    """Against XLA's own gradients, which add in floating point; its scatter does so in no fixed order."""
+    rows = []
+    upstream = jax.random.normal(key, (GRADIENT_TOKENS, K), jnp.bfloat16)
+    ranks = -jnp.log(jnp.arange(1, V + 1, dtype=jnp.float32))
+    uniform = jax.random.randint(key, (GRADIENT_TOKENS,), 0, V)
+    for name, ids in {"uniform": uniform, "Zipf": jax.random.categorical(key, ranks, shape=(GRADIENT_TOKENS,))}.items():
+        calls = {
+            peer: jax.jit(lambda ids, g, f=gather: jax.vjp(lambda w: f(ids, w), table)[1](g)[0])
+            for peer, gather in {"take": take, "ours": ours_unchecked}.items()
+        }
+        times = in_turns({peer: (lambda f=f: f(ids, upstream)) for peer, f in calls.items()})  # noqa: B023
+        ours, ratio = times["ours"], times["ours"] / times["take"]
+        rate = bandwidth(upstream.nbytes + table.nbytes, ours)
+        rows.append(Row(f"embedding gradient, {name}", GRADIENT_TOKENS, ours, rate, "jnp.take's", ratio))
+    hidden = jax.random.normal(key, (2048, K), jnp.bfloat16)
+    grad = jax.random.normal(key, (2048, V), jnp.bfloat16)
+    matmuls = {"hidden": lambda g, h, w: g @ w, "weight": lambda g, h, w: g.T @ h}
+    exact = {
+        "hidden": lambda g, h, w: jax.vjp(lambda x: rlk_jax.lm_head(x, w), h)[1](g)[0],
+        "weight": lambda g, h, w: jax.vjp(lambda x: rlk_jax.lm_head(h, x), w)[1](g)[0],
+    }
+    for name in matmuls:
+        calls = {"xla": jax.jit(matmuls[name]), "ours": jax.jit(exact[name])}
+        times = in_turns({peer: (lambda f=f: f(grad, hidden, table)) for peer, f in calls.items()})
+        rate, ratio = tops(10, 2048, times["ours"]), times["ours"] / times["xla"]
+        rows.append(Row(f"lm_head gradient of {name}", 2048, times["ours"], rate, "XLA bf16", ratio))
+    return rows
+
+
 def main() -> None:
     key = jax.random.key(0)
     table = jax.random.normal(key, (V, K), jnp.bfloat16) * jnp.bfloat16(0.02)
-    rows = [*gather_rows(table, key), *align_rows(table), *lm_head_rows(table, key)]
+    rows = [*gather_rows(table, key), *align_rows(table), *lm_head_rows(table, key), *gradient_rows(table, key)]
     emit(rows, f"jax {jax.__version__}, {jax.devices()[0].device_kind}")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from gpu import SMALL, TOKENS, K, Row, V, bandwidth, emit, tops
+from gpu import GRADIENT_TOKENS, SMALL, TOKENS, K, Row, V, bandwidth, emit, tops
 
 import rlk_torch
 
@@ -140,11 +140,56 @@ def lm_head_rows(table: torch.Tensor) -> list[Row]:
     return rows
 
 
+def embedding_gradient_rows(table: torch.Tensor) -> list[Row]:
+    """Against torch's own gradient under deterministic algorithms, which adds in floating point."""
+    rows = []
+    weight = table.detach().requires_grad_()
+    grad = torch.randn((GRADIENT_TOKENS, K), device="cuda").bfloat16()
+    ranks = 1 / torch.arange(1, V + 1, device="cuda").float()
+    zipf = torch.randperm(V, device="cuda")[torch.multinomial(ranks, GRADIENT_TOKENS, replacement=True)]
+    uniform = torch.randint(0, V, (GRADIENT_TOKENS,), device="cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        for name, ids in {"uniform": uniform, "Zipf": zipf, "one id": torch.full_like(uniform, 7)}.items():
+            outputs = {
+                "torch": F.embedding(ids, weight),
+                "ours": rlk_torch.embedding(ids, weight, check_ids=False),
+            }
+            calls = {
+                name: lambda y=y: torch.autograd.grad(y, weight, grad, retain_graph=True) for name, y in outputs.items()
+            }
+            times = in_turns(calls)
+            ours, ratio = times["ours"], times["ours"] / times["torch"]
+            rate = bandwidth(grad.nbytes + table.nbytes, ours)
+            rows.append(Row(f"embedding gradient, {name}", GRADIENT_TOKENS, ours, rate, "F.embedding's", ratio, 3))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    return rows
+
+
+def lm_head_gradient_rows(table: torch.Tensor) -> list[Row]:
+    hidden = torch.randn((2048, K), device="cuda").bfloat16().requires_grad_()
+    weight = table.detach().requires_grad_()
+    grad = (torch.randn((2048, V), device="cuda") * 1e-3).bfloat16()
+    logits = rlk_torch.lm_head(hidden, weight)
+    rows = []
+    for name, argument, peer in (
+        ("hidden", hidden, lambda: grad @ table),
+        ("weight", weight, lambda: grad.T @ hidden.detach()),
+    ):
+        ours = lambda x=argument: torch.autograd.grad(logits, x, grad, retain_graph=True)  # noqa: E731
+        times = in_turns({"cuBLAS": peer, "ours": ours})
+        rate, ratio = tops(10, 2048, times["ours"]), times["ours"] / times["cuBLAS"]
+        rows.append(Row(f"lm_head gradient of {name}", 2048, times["ours"], rate, "cuBLAS bf16", ratio))
+    return rows
+
+
 def main() -> None:
     table = torch.empty((V, K), dtype=torch.bfloat16, device="cuda")
     for part in table.split(16384):
         part.copy_(torch.randn(part.shape, device="cuda") * 0.02)
     rows = [*gather_rows(table), *align_rows(table), *lm_head_rows(table)]
+    rows += [*embedding_gradient_rows(table), *lm_head_gradient_rows(table)]
     versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}"
     emit(rows, versions)
 

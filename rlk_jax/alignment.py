@@ -99,14 +99,16 @@ def _align(x: Array, digits: int) -> Aligned:
     step = rows if on_gpu() else min(rows, max(1, _CPU_BLOCK // max(1, length)))
 
     def block(start: Array | int, out: tuple[Array, ...]) -> tuple[Array, ...]:
-        q, exponent, nonfinite = integers(lax.dynamic_slice_in_dim(x, start, step), digits)
+        some = lax.dynamic_slice_in_dim(x, start, step)
+        exponent, nonfinite = exponents(jnp.max(magnitude(widened(some)), axis=1, initial=0))
+        q = integers(some, exponent[:, None], nonfinite[:, None], digits)
         if padded(length) != length:  # an empty pad would keep XLA from fusing on GPUs
             q = jnp.pad(q, ((0, 0), (0, padded(length) - length)))
-        part = digit_planes(q, digits), exponent, nonfinite
+        parts = digit_planes(q, digits), exponent, nonfinite
         if step == rows:
-            return part
+            return parts
         put = lax.dynamic_update_slice_in_dim
-        return tuple(put(whole, new, start, axis) for whole, new, axis in zip(out, part, (1, 0, 0), strict=True))
+        return tuple(put(whole, new, start, axis) for whole, new, axis in zip(out, parts, (1, 0, 0), strict=True))
 
     planes = jnp.zeros((digits, rows, padded(length)), jnp.int8)
     parts = planes, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, jnp.bool)
@@ -133,8 +135,14 @@ _constant = without_gradient(
 )
 
 
-def integers(x: Array, digits: int) -> tuple[Array, Array, Array]:
-    """q int32 [R, L], exponent int32 [R] and non-finite bool [R].
+def exponents(top: Array) -> tuple[Array, Array]:
+    """The exponent, int32, and whether it is not finite, of a vector whose largest magnitude has these bits."""
+    nonfinite = top >= INFINITY
+    return jnp.where((top < SMALLEST_NORMAL) | nonfinite, 0, (top >> 23) - 126), nonfinite
+
+
+def integers(x: Array, exponent: Array, nonfinite: Array, digits: int) -> Array:
+    """q, int32 of x's shape, at exponents from `exponents` that broadcast against x; 0 where not finite.
 
     A significand of 24 bits is shifted into the window, ties to even, in integers alone: the scale
     2^(window - exponent) can pass the float32 range.
@@ -142,16 +150,13 @@ def integers(x: Array, digits: int) -> tuple[Array, Array, Array]:
     window = 7 * digits - 1
     wide = widened(x)
     size = magnitude(wide)
-    top = jnp.max(size, axis=1, initial=0)
-    nonfinite = top >= INFINITY
-    exponent = jnp.where((top < SMALLEST_NORMAL) | nonfinite, 0, (top >> 23) - 126)
     significand = ((size & 0x7FFFFF) | SMALLEST_NORMAL) << max(0, window - 24)
-    right = jnp.minimum(exponent[:, None] + 126 - (size >> 23) + max(0, 24 - window), 30)
+    right = jnp.minimum(exponent + 126 - (size >> 23) + max(0, 24 - window), 30)
     down = significand >> right
     half_up = (jnp.int32(1) << right >> 1) - 1 + (down & 1)
     q = jnp.where(right == 0, significand, (significand + half_up) >> right)
-    q = jnp.where((size < SMALLEST_NORMAL) | nonfinite[:, None], 0, q)
-    return jnp.where(lax.bitcast_convert_type(wide, jnp.int32) < 0, -q, q), exponent, nonfinite
+    q = jnp.where((size < SMALLEST_NORMAL) | nonfinite, 0, q)
+    return jnp.where(lax.bitcast_convert_type(wide, jnp.int32) < 0, -q, q)
 
 
 def digit_planes(q: Array, digits: int) -> Array:

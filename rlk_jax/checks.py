@@ -3,6 +3,7 @@
 The twin is rlk_torch/checks.py, which raises the same errors with the same words.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -78,7 +79,8 @@ def as_token_ids(token_ids: Any, vocab: int, check_ids: bool) -> Array:
             position = tuple(int(i) for i in np.argwhere(~good)[0])
             raise IndexError(bad_id(position, array[position], vocab))
         if array is token_ids:
-            return jnp.asarray(np.where(good, array, -1).astype(np.int32))
+            ids = np.where(good, array, array.dtype.type(0)).astype(np.int32)
+            return jnp.asarray(np.where(good, ids, np.int32(-1)))  # no -1 in an unsigned type, which NumPy may refuse
     return _int32(token_ids, vocab)
 
 
@@ -122,10 +124,27 @@ def bad_id(position: tuple[int, ...], value: Any, vocab: int) -> str:
     )
 
 
+def as_padding_idx(padding_idx: Any, vocab: int) -> int | None:
+    """The id of the padding row as a Python integer, or None."""
+    if padding_idx is None:
+        return None
+    if isinstance(padding_idx, jax.core.Tracer):
+        raise TypeError("padding_idx is traced; expected an integer or None: name it in static_argnames of jax.jit")
+    if isinstance(padding_idx, bool) or not isinstance(padding_idx, int | np.integer):
+        raise TypeError(f"padding_idx is a {type(padding_idx).__name__}; expected an integer or None")
+    if not 0 <= padding_idx < vocab:
+        raise ValueError(
+            f"padding_idx is {padding_idx}; expected 0 <= padding_idx < {vocab}, the vocab: "
+            "name the row that padding ids read, or use None"
+        )
+    return int(padding_idx)
+
+
 def _readable(x: Any) -> bool:
     return isinstance(x, np.ndarray) or (not isinstance(x, jax.core.Tracer) and x.is_fully_addressable)
 
 
+@partial(jax.jit, static_argnums=1)  # one compilation for a new shape, where each operation would need its own
 def _int32(token_ids: Array, vocab: int) -> Array:
     good = token_ids >= 0
     if vocab <= jnp.iinfo(token_ids.dtype).max:  # else every id of this dtype is below the vocab

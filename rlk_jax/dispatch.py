@@ -21,7 +21,7 @@ from rlk_jax.lm_head import default_digits, run_lm_head
 _IMPLEMENTATIONS = {"embedding": ("gather", "pallas"), "lm_head": ("int8",)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Operator:
     """An operator on one device by one implementation.
 
@@ -36,6 +36,9 @@ class Operator:
     forward: Callable[..., Array]
     forward_fp32: Callable[..., Array]
     served_by: Callable[..., str]
+
+    def __repr__(self) -> str:
+        return f"Operator({self.name!r}, device={self.device!r}, implementation={self.implementation!r})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Array:
         return self.forward(*args, **kwargs)
@@ -118,13 +121,13 @@ def _on(device: jax.Device, weight: Any, *others: Any) -> tuple[Any, ...]:
 
 
 def _embedding_functions(device: jax.Device, implementation: str) -> tuple[Callable[..., Array], Callable[..., Array]]:
-    def forward(token_ids: Any, weight: Array, *, check_ids: bool = True) -> Array:
+    def forward(token_ids: Any, weight: Array, *, check_ids: bool = True, padding_idx: int | None = None) -> Array:
         (weight,) = _on(device, weight)
-        return run_embedding(token_ids, weight, check_ids, False, implementation)
+        return run_embedding(token_ids, weight, check_ids, padding_idx, False, implementation)
 
-    def forward_fp32(token_ids: Any, weight: Array, *, check_ids: bool = True) -> Array:
+    def forward_fp32(token_ids: Any, weight: Array, *, check_ids: bool = True, padding_idx: int | None = None) -> Array:
         (weight,) = _on(device, weight)
-        return run_embedding(token_ids, weight, check_ids, True, implementation)
+        return run_embedding(token_ids, weight, check_ids, padding_idx, True, implementation)
 
     return forward, forward_fp32
 

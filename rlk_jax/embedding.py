@@ -12,14 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from rlk_jax.checks import as_token_ids, check_floats, check_same_device
+from rlk_jax.checks import as_padding_idx, as_token_ids, check_floats, check_same_device
 from rlk_jax.devices import has_pallas
+from rlk_jax.differentiable import differentiable
+from rlk_jax.embedding_grad import term
 from rlk_jax.floats import QUIET_NAN, bits_of, narrowed
 from rlk_jax.floats import widened as widened_exactly
-from rlk_jax.refusal import without_gradient
 
 
-def embedding(token_ids: Any, weight: Array | np.ndarray, *, check_ids: bool = True) -> Array:
+def embedding(
+    token_ids: Any, weight: Array | np.ndarray, *, check_ids: bool = True, padding_idx: int | None = None
+) -> Array:
     """Rows of a table, bit for bit: NaN payloads, -0 and subnormals included.
 
     Arguments:
@@ -27,34 +30,42 @@ def embedding(token_ids: Any, weight: Array | np.ndarray, *, check_ids: bool = T
         weight: [V, H] bfloat16, float16 or float32.
         check_ids: read the ids and refuse bad ones. False skips that (no wait for the device) and gives a
             bad id the row that traced code gives it: all elements the quiet NaN.
+        padding_idx: an id, 0 <= padding_idx < V, whose row gets no gradient, or None. The result is the same.
 
     Returns:
         [..., H] in weight's dtype. Nothing is rounded.
 
+    The gradient of weight is offered in reverse mode: a row's is the exact sum over all positions of its id,
+    rounded once to float32 and once to weight's dtype; +0 where no id names the row. Bad ids add nothing.
+
     Raises:
         IndexError: an id outside the table, with its position (eager calls; traced code cannot read ids).
-        TypeError: bool or float ids, a table of another dtype.
-        ValueError: a table that is not [V, H], or ids on another device.
-        NotImplementedError: a gradient is asked for.
+        TypeError: bool or float ids, a table of another dtype, a padding_idx that is no integer.
+        ValueError: a table that is not [V, H], ids on another device, or a padding_idx outside the table.
+        NotImplementedError: forward mode, or a second derivative.
 
     Example:
         >>> table = jnp.array([[1.0, 2.0], [3.0, 4.0]])
         >>> embedding([1, 0, 1], table).tolist()
         [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]
     """
-    return run_embedding(token_ids, weight, check_ids, widen=False)
+    return run_embedding(token_ids, weight, check_ids, padding_idx, widen=False)
 
 
-def embedding_fp32(token_ids: Any, weight: Array | np.ndarray, *, check_ids: bool = True) -> Array:
+def embedding_fp32(
+    token_ids: Any, weight: Array | np.ndarray, *, check_ids: bool = True, padding_idx: int | None = None
+) -> Array:
     """Rows of a table widened exactly to float32.
 
     Arguments:
         token_ids: [...] of any integer dtype, as for `embedding`.
         weight: [V, H] bfloat16, float16 or float32.
         check_ids: as for `embedding`.
+        padding_idx: as for `embedding`.
 
     Returns:
-        [..., H] float32. Nothing is rounded; where a 16-bit table is widened, a NaN becomes 0x7FC00000.
+        [..., H] float32. Nothing is rounded; where a 16-bit table is widened, a NaN becomes 0x7FC00000. The
+        gradient of weight is as for `embedding`.
 
     Raises:
         IndexError, TypeError, ValueError, NotImplementedError: as for `embedding`.
@@ -63,11 +74,16 @@ def embedding_fp32(token_ids: Any, weight: Array | np.ndarray, *, check_ids: boo
         >>> embedding_fp32(1, jnp.array([[1.0], [3.0]], jnp.bfloat16)).tolist()
         [3.0]
     """
-    return run_embedding(token_ids, weight, check_ids, widen=True)
+    return run_embedding(token_ids, weight, check_ids, padding_idx, widen=True)
 
 
 def run_embedding(
-    token_ids: Any, weight: Array | np.ndarray, check_ids: bool, widen: bool, implementation: str = ""
+    token_ids: Any,
+    weight: Array | np.ndarray,
+    check_ids: bool,
+    padding_idx: int | None,
+    widen: bool,
+    implementation: str = "",
 ) -> Array:
     """Both paths, by a named implementation or, with the empty name, the device's own."""
     check_floats("weight", weight, "[V, H]", 2)
@@ -76,8 +92,20 @@ def run_embedding(
         raise ValueError(f"weight has {weight.shape[0]} rows; expected fewer than 2^31: shard the table")
     if implementation == "pallas" and (reason := why_not(weight)):
         raise ValueError(f"implementation 'pallas' of embedding cannot serve the call: {reason}; use 'gather'")
+    padding_idx = as_padding_idx(padding_idx, weight.shape[0])
     ids = as_token_ids(token_ids, weight.shape[0], check_ids)
-    return _forward(ids, jnp.asarray(weight), widen, implementation or default_implementation(weight))
+    operator = _operator(widen, implementation or default_implementation(weight), weight.dtype, padding_idx)
+    return operator(ids.reshape(-1), jnp.asarray(weight)).reshape(*ids.shape, weight.shape[1])
+
+
+@cache
+def _operator(widen: bool, implementation: str, dtype: Any, padding_idx: int | None) -> Callable[..., Array]:
+    """int32 ids [N], weight [V, H] -> rows [N, H], with the gradient of weight."""
+
+    def rows(ids: Array, weight: Array) -> Array:
+        return _rows(ids, weight, widen, implementation)
+
+    return differentiable(rows, (None, term(jnp.dtype(jnp.float32 if widen else dtype), padding_idx)))
 
 
 def default_implementation(weight: Any) -> str:
@@ -121,11 +149,6 @@ def _batched(implementation: str) -> Callable[..., Array]:
         return lax.map(lambda pair: rows(*pair), (ids, weight)), True
 
     return rows
-
-
-_forward = without_gradient(
-    _rows, "the gradient of embedding is not offered yet: use jax.lax.stop_gradient on weight", nondiff_argnums=(2, 3)
-)
 
 
 def gather(ids: Array, weight: Array) -> Array:

@@ -16,7 +16,7 @@ from rlk_jax.floats import QUIET_NAN
 
 _LANES = 128  # a row is copied as [H / 128, 128], or 256 where it can be: the most that a dimension may hold
 _BLOCKS = 264  # two blocks for each of 132 multiprocessors
-_SLOTS = 4  # rows in flight a block
+_SLOTS = 3  # rows in flight a block; more are slower
 _SHARED = 200 * 1024  # bytes of shared memory a block may take
 
 
@@ -64,11 +64,13 @@ def _body(tokens: int, blocks: int, slots: int) -> Any:
         block = lax.axis_index("block")
         count = (tokens - block + blocks - 1) // blocks  # tokens block, block + blocks, ...
 
-        def start(i: Array) -> None:
+        def peek(i: Array) -> Array:
+            return ids[jnp.minimum(block + i * blocks, tokens - 1)]
+
+        def start(i: Array, token: Array) -> None:
             @pl.when(i < count)
             def _() -> None:
                 slot = lax.rem(i, jnp.int32(slots))
-                token = ids[block + i * blocks]
 
                 @pl.when(token >= 0)
                 def _() -> None:
@@ -78,17 +80,17 @@ def _body(tokens: int, blocks: int, slots: int) -> Any:
                 def _() -> None:
                     plgpu.copy_gmem_to_smem(poison.at[0], shared.at[slot], arrived.at[slot])
 
-        def step(i: Array, carry: tuple[()]) -> tuple[()]:
+        def step(i: Array, token: Array) -> Array:
             slot = lax.rem(i, jnp.int32(slots))
             plgpu.barrier_wait(arrived.at[slot])
             plgpu.copy_smem_to_gmem(shared.at[slot], out.at[block + i * blocks])
             plgpu.wait_smem_to_gmem(1, wait_read_only=True)  # the slot before this one is free again
-            start(i + slots - 1)
-            return carry
+            start(i + slots - 1, token)
+            return peek(i + slots)  # a step ahead, so that no copy waits for its id
 
         for i in range(slots - 1):
-            start(jnp.int32(i))
-        lax.fori_loop(jnp.int32(0), count, step, ())
+            start(jnp.int32(i), peek(jnp.int32(i)))
+        lax.fori_loop(jnp.int32(0), count, step, peek(jnp.int32(slots - 1)))
         plgpu.wait_smem_to_gmem(0)
 
     return body

@@ -18,6 +18,16 @@ def bits_of(x: Array) -> Array:
     return lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
 
 
+def part(x: Array, starts: tuple[Array | int, ...], sizes: tuple[int, ...]) -> Array:
+    """A block of a float array, cut from its bits.
+
+    XLA on CPUs widens bfloat16 to cut it, and moves what it does to a whole array out of loops; the barrier keeps
+    it from making either copy.
+    """
+    x, at = lax.optimization_barrier((x, [jnp.asarray(start, jnp.int32) for start in starts]))
+    return lax.bitcast_convert_type(lax.dynamic_slice(bits_of(x), at, sizes), x.dtype)
+
+
 def magnitude(x: Array) -> Array:
     """The bits of |x| for float32, int32: they order like the values; from INFINITY on not finite."""
     return lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF

@@ -16,9 +16,10 @@ from jax.typing import DTypeLike
 from rlk_jax.alignment import Aligned, align, tiles
 from rlk_jax.checks import check_digits, check_floats, check_lm_head, check_same_device
 from rlk_jax.devices import on_gpu
-from rlk_jax.floats import flushed, narrowed, widened
+from rlk_jax.differentiable import differentiable, more_rows
+from rlk_jax.floats import flushed, narrowed, part, widened
+from rlk_jax.lm_head_grad import terms
 from rlk_jax.products import rounded_products
-from rlk_jax.refusal import without_gradient
 
 # Logits made at a time, rows among them, weights aligned at a time whatever the vocab: a cache on the CPU, a
 # memory budget of some hundred megabytes on a GPU.
@@ -46,11 +47,15 @@ def lm_head(
         plus the bias in float32, rounded once to the output type. A row that is not finite gives NaN;
         every NaN is the positive quiet one.
 
+    Gradients of hidden, weight and bias are offered in reverse mode, whatever the digits: each is one exact sum
+    over the vocab or over all rows of the batch, of integers of 4 digits, rounded once to float32 and once to its
+    argument's dtype.
+
     Raises:
         TypeError: another dtype, or digits that are no integer.
         ValueError: shapes that do not meet, digits outside 2, 3, 4 or other than those of an `Aligned`
             weight, arguments on several devices.
-        NotImplementedError: a gradient is asked for.
+        NotImplementedError: forward mode, a second derivative, or the gradient of an `Aligned`.
 
     Example:
         >>> lm_head(jnp.array([1.0, 2.0]), jnp.array([[1.0, 0.5], [0.0, -1.0]])).tolist()
@@ -76,7 +81,7 @@ def lm_head_fp32(
         digits: 2, 3 or 4.
 
     Returns:
-        [..., V] float32, rounded as `lm_head` says, the output rounding being none.
+        [..., V] float32, rounded as `lm_head` says, the output rounding being none. Gradients as for `lm_head`.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as for `lm_head`.
@@ -127,32 +132,12 @@ def _count(shape: tuple[int, ...]) -> int:
 
 @cache
 def _operator(digits: int, dtype: Any) -> Callable[..., Array]:
-    """hidden [N, K], weight, bias -> logits [N, V], with its batching and its refusal of gradients."""
+    """hidden [N, K], weight, bias -> logits [N, V], with its batching and its gradients."""
 
-    @jax.custom_batching.custom_vmap
-    def batched(hidden: Array, weight: Array | Aligned, bias: Array | None) -> Array:
+    def logits(hidden: Array, weight: Array | Aligned, bias: Array | None) -> Array:
         return _logits(hidden, weight, bias, digits, dtype)
 
-    @batched.def_vmap
-    def rule(size: int, in_batched: Any, hidden: Array, weight: Any, bias: Any) -> tuple[Array, bool]:
-        """A batch of hidden states is more rows; a batch of weights or biases is taken one by one."""
-        if not any(jax.tree.leaves(in_batched[1:])):
-            out = batched(hidden.reshape(size * hidden.shape[1], hidden.shape[2]), weight, bias)
-            return out.reshape(size, hidden.shape[1], out.shape[-1]), True
-        leaves, tree = jax.tree.flatten((hidden, weight, bias))
-        flags = jax.tree.leaves(in_batched)
-        moving = [x for x, flag in zip(leaves, flags, strict=True) if flag]
-
-        def one(parts: list[Array]) -> Array:
-            rest = iter(parts)
-            every = [next(rest) if flag else x for x, flag in zip(leaves, flags, strict=True)]
-            return batched(*jax.tree.unflatten(tree, every))
-
-        return lax.map(one, moving), True
-
-    return without_gradient(
-        batched, "the gradient of lm_head is not offered yet: use jax.lax.stop_gradient on the arguments"
-    )
+    return differentiable(more_rows(logits), terms(dtype))
 
 
 @partial(jax.jit, static_argnums=(3, 4))
@@ -169,13 +154,13 @@ def _logits(hidden: Array, weight: Array | Aligned, bias: Array | None, digits: 
         return jnp.zeros((rows, vocab), dtype)
     aligned = align(hidden, digits)
 
-    def tile(part: Aligned, part_bias: Array | None, first: Array | int) -> Array:
-        return finished(rounded_products(aligned.rows(first, row_step), part), part_bias, dtype).T
+    def tile(block: Aligned, part_bias: Array | None, first: Array | int) -> Array:
+        return finished(rounded_products(aligned.rows(first, row_step), block), part_bias, dtype).T
 
     def columns(start: Array | int, out: Array) -> Array:
-        part = _rows_of(weight, start, step, digits)
+        block = _rows_of(weight, start, step, digits)
         part_bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, step)
-        return tiles(rows, row_step, lambda first, out: _put(out, tile(part, part_bias, first), first, start), out)
+        return tiles(rows, row_step, lambda first, out: _put(out, tile(block, part_bias, first), first, start), out)
 
     return tiles(vocab, step, columns, jnp.zeros((rows, vocab), dtype))
 
@@ -187,7 +172,7 @@ def _put(out: Array, tile: Array, first: Any, start: Any) -> Array:
 def _rows_of(weight: Array | Aligned, start: Any, count: int, digits: int) -> Aligned:
     if isinstance(weight, Aligned):
         return weight if count == weight.shape[0] else weight.rows(start, count)
-    return align(lax.dynamic_slice_in_dim(weight, start, count), digits)
+    return align(part(weight, (start, 0), (count, weight.shape[1])), digits)
 
 
 def finished(r: Array, bias: Array | None, dtype: DTypeLike) -> Array:

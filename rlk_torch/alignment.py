@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlk_torch.checks import check_digits, check_floats
 from rlk_torch.devices import has_triton
-from rlk_torch.floats import INFINITY, SMALLEST_NORMAL, magnitude, power_of_two
+from rlk_torch.floats import INFINITY, SMALLEST_NORMAL, bits_of, magnitude, power_of_two
 from rlk_torch.refusal import without_gradient
 
 PLANE_MULTIPLE = 64  # planes are padded with zero digits to this width: int8 matrix units want it
@@ -104,7 +104,8 @@ def _align(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         step = max(1, _BLOCK // x.shape[1])
         for start in range(0, x.shape[0], step):
             part = slice(start, start + step)
-            q, exponent[part], nonfinite[part] = integers(x[part], digits)
+            exponent[part], nonfinite[part] = exponents(largest(x[part], 1))
+            q = integers(x[part], exponent[part, None], nonfinite[part, None], digits)
             write_digits(q, planes[:, part, : x.shape[1]])
     return planes, exponent, nonfinite, x.new_empty(0)
 
@@ -131,23 +132,35 @@ _constant = without_gradient(
 )
 
 
-def integers(x: Tensor, digits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """q int32 [R, L], exponent int32 [R] and non-finite bool [R] of rows with L >= 1."""
-    wide = x.float()
-    size = magnitude(wide)
-    top = size.amax(dim=1)
+def largest(x: Tensor, dim: int) -> Tensor:
+    """The magnitude bits of the largest element along dim, which is not empty; NaN counts as larger than infinity."""
+    if x.dtype == torch.float32:
+        return magnitude(x).amax(dim)
+    return magnitude((bits_of(x) & 0x7FFF).amax(dim).view(x.dtype).float())
+
+
+def exponents(top: Tensor) -> tuple[Tensor, Tensor]:
+    """e of section 1, int32, and non-finite flags, from the magnitude bits of the largest element of each vector."""
     nonfinite = top >= INFINITY
     zero = (top < SMALLEST_NORMAL) | nonfinite
-    exponent = ((top >> 23) - 126).masked_fill(zero, 0)
+    return ((top >> 23) - 126).masked_fill(zero, 0), nonfinite
+
+
+def integers(x: Tensor, exponent: Tensor, nonfinite: Tensor, digits: int) -> Tensor:
+    """q int32 of x; exponent and flags broadcast against it: [R, 1] where rows are the vectors, [C] where columns are.
+
+    The members of a non-finite vector become 0.
+    """
+    wide = x.float()
     window = 7 * digits - 1
-    # Elements that count as 0 would round to 0 by themselves unless the row is tiny or not finite.
+    # Elements that count as 0 would round to 0 by themselves unless the vector is tiny or not finite.
     if x.device.type != "cpu" or bool((nonfinite | (exponent < window - 124)).any()):
-        wide = wide.masked_fill((size < SMALLEST_NORMAL) | nonfinite[:, None], 0)
+        wide = wide.masked_fill((magnitude(wide) < SMALLEST_NORMAL) | nonfinite, 0)
     # 2^(window - exponent) can pass the float32 range, its two halves cannot.
     half = (window - exponent) >> 1
-    scaled = wide * power_of_two(half)[:, None]
-    scaled.mul_(power_of_two(window - exponent - half)[:, None]).round_()
-    return scaled.to(torch.int32), exponent, nonfinite
+    scaled = wide * power_of_two(half)
+    scaled.mul_(power_of_two(window - exponent - half)).round_()
+    return scaled.to(torch.int32)
 
 
 def write_digits(q: Tensor, planes: Tensor) -> None:

@@ -78,6 +78,20 @@ def as_token_ids(token_ids: Any, device: torch.device, vocab: int, check_ids: bo
     return token_ids
 
 
+def as_padding_idx(padding_idx: Any, vocab: int) -> int | None:
+    """The id of the padding row as a Python integer, or None."""
+    if padding_idx is None:
+        return None
+    if isinstance(padding_idx, bool) or not isinstance(padding_idx, int | np.integer):
+        raise TypeError(f"padding_idx is a {type(padding_idx).__name__}; expected an integer or None")
+    if not 0 <= padding_idx < vocab:
+        raise ValueError(
+            f"padding_idx is {padding_idx}; expected 0 <= padding_idx < {vocab}, the vocab: "
+            "name the row that padding ids read, or use None"
+        )
+    return int(padding_idx)
+
+
 def _tensor(array: np.ndarray) -> Tensor:
     """torch takes neither read-only memory, nor another byte order, nor the second C type of 64 bits."""
     native = np.empty(array.shape, array.dtype.name)

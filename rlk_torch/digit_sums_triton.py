@@ -24,18 +24,21 @@ _TILES = {"ROWS": 128, "COLUMNS": 128, "GROUP": 16, "num_warps": 8, "num_stages"
 
 @triton.jit
 def plane_sums_kernel(planes, out, count, plane_stride, DIGITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sums of pairs of planes: d1+d0 for 2 digits; d2+d1, d2+d0, d1+d0 for 3."""
+    """Sums of pairs of planes, the highest pair first: d1+d0 for 2 digits; d2+d1, d2+d0, d1+d0 for 3; 6 for 4."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
     d0 = tl.load(planes + at, mask=mask)
     d1 = tl.load(planes + plane_stride + at, mask=mask)
-    if DIGITS == 2:
-        tl.store(out + at, d1 + d0, mask=mask)
-    else:
+    tl.store(out + (DIGITS * (DIGITS - 1) // 2 - 1) * count + at, d1 + d0, mask=mask)
+    if DIGITS >= 3:
         d2 = tl.load(planes + 2 * plane_stride + at, mask=mask)
-        tl.store(out + at, d2 + d1, mask=mask)
-        tl.store(out + count + at, d2 + d0, mask=mask)
-        tl.store(out + 2 * count + at, d1 + d0, mask=mask)
+        tl.store(out + (DIGITS * (DIGITS - 1) // 2 - 3) * count + at, d2 + d1, mask=mask)
+        tl.store(out + (DIGITS * (DIGITS - 1) // 2 - 2) * count + at, d2 + d0, mask=mask)
+    if DIGITS == 4:
+        d3 = tl.load(planes + 3 * plane_stride + at, mask=mask)
+        tl.store(out + at, d3 + d2, mask=mask)
+        tl.store(out + count + at, d3 + d1, mask=mask)
+        tl.store(out + 2 * count + at, d3 + d0, mask=mask)
 
 
 @triton.jit

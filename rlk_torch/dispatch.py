@@ -20,7 +20,7 @@ from rlk_torch.products import default_implementation as default_products
 _IMPLEMENTATIONS = {"embedding": ("gather", "triton"), "lm_head": ("int8", "float64", "triton")}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Operator:
     """An operator on one device by one implementation.
 
@@ -35,6 +35,9 @@ class Operator:
     forward: Callable[..., Tensor]
     forward_fp32: Callable[..., Tensor]
     served_by: Callable[..., str]
+
+    def __repr__(self) -> str:
+        return f"Operator({self.name!r}, device={self.device!r}, implementation={self.implementation!r})"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         return self.forward(*args, **kwargs)
@@ -112,13 +115,15 @@ def _check_on(device: torch.device, weight: Any) -> None:
 def _embedding_functions(
     device: torch.device, implementation: str
 ) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-    def forward(token_ids: Any, weight: Tensor, *, check_ids: bool = True) -> Tensor:
+    def forward(token_ids: Any, weight: Tensor, *, check_ids: bool = True, padding_idx: int | None = None) -> Tensor:
         _check_on(device, weight)
-        return run_embedding(token_ids, weight, check_ids, False, implementation)
+        return run_embedding(token_ids, weight, check_ids, padding_idx, False, implementation)
 
-    def forward_fp32(token_ids: Any, weight: Tensor, *, check_ids: bool = True) -> Tensor:
+    def forward_fp32(
+        token_ids: Any, weight: Tensor, *, check_ids: bool = True, padding_idx: int | None = None
+    ) -> Tensor:
         _check_on(device, weight)
-        return run_embedding(token_ids, weight, check_ids, True, implementation)
+        return run_embedding(token_ids, weight, check_ids, padding_idx, True, implementation)
 
     return forward, forward_fp32
 

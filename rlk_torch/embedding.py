@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlk_torch.checks import as_int64, as_token_ids, check_floats, raise_bad_id
+from rlk_torch.checks import as_int64, as_padding_idx, as_token_ids, check_floats, raise_bad_id
 from rlk_torch.devices import has_triton
+from rlk_torch.differentiable import differentiable, member
+from rlk_torch.embedding_grad import table_gradient
 from rlk_torch.floats import QUIET_NAN, bits_of, narrowed
-from rlk_torch.refusal import without_gradient
 
 
-def embedding(token_ids: Any, weight: Tensor, *, check_ids: bool = True) -> Tensor:
+def embedding(token_ids: Any, weight: Tensor, *, check_ids: bool = True, padding_idx: int | None = None) -> Tensor:
     """Rows of a table, bit for bit: NaN payloads, -0 and subnormals included.
 
     Arguments:
@@ -22,15 +23,19 @@ def embedding(token_ids: Any, weight: Tensor, *, check_ids: bool = True) -> Tens
         weight: [V, H] bfloat16, float16 or float32, any strides.
         check_ids: read the ids and refuse bad ones. False skips that (no wait for the device) and gives a
             bad id the row that compiled code gives it: all elements the quiet NaN.
+        padding_idx: an id, 0 <= padding_idx < V, whose row gets no gradient, or None. The result is the same.
 
     Returns:
         [..., H] in weight's dtype. Nothing is rounded.
 
+    The gradient of weight is offered in reverse mode: a row's is the exact sum over all positions of its id,
+    rounded once to float32 and once to weight's dtype; +0 where no id names the row. Bad ids add nothing.
+
     Raises:
         IndexError: an id outside the table, with its position (eager calls; compiled code cannot read ids).
-        TypeError: bool or float ids, a table of another dtype.
-        ValueError: a table that is not [V, H], or ids on another device.
-        NotImplementedError: a gradient is asked for.
+        TypeError: bool or float ids, a table of another dtype, a padding_idx that is no integer.
+        ValueError: a table that is not [V, H], ids on another device, or a padding_idx outside the table.
+        NotImplementedError: forward mode, or a second derivative.
 
     Example:
         >>> table = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -39,19 +44,21 @@ def embedding(token_ids: Any, weight: Tensor, *, check_ids: bool = True) -> Tens
                 [1., 2.],
                 [3., 4.]])
     """
-    return run_embedding(token_ids, weight, check_ids, widen=False)
+    return run_embedding(token_ids, weight, check_ids, padding_idx, widen=False)
 
 
-def embedding_fp32(token_ids: Any, weight: Tensor, *, check_ids: bool = True) -> Tensor:
+def embedding_fp32(token_ids: Any, weight: Tensor, *, check_ids: bool = True, padding_idx: int | None = None) -> Tensor:
     """Rows of a table widened exactly to float32.
 
     Arguments:
         token_ids: [...] of any integer dtype, as for `embedding`.
         weight: [V, H] bfloat16, float16 or float32, any strides.
         check_ids: as for `embedding`.
+        padding_idx: as for `embedding`.
 
     Returns:
-        [..., H] float32. Nothing is rounded; where a 16-bit table is widened, a NaN becomes 0x7FC00000.
+        [..., H] float32. Nothing is rounded; where a 16-bit table is widened, a NaN becomes 0x7FC00000. The
+        gradient of weight is as for `embedding`.
 
     Raises:
         IndexError, TypeError, ValueError, NotImplementedError: as for `embedding`.
@@ -60,15 +67,23 @@ def embedding_fp32(token_ids: Any, weight: Tensor, *, check_ids: bool = True) ->
         >>> embedding_fp32(1, torch.tensor([[1.0], [3.0]], dtype=torch.bfloat16))
         tensor([3.])
     """
-    return run_embedding(token_ids, weight, check_ids, widen=True)
+    return run_embedding(token_ids, weight, check_ids, padding_idx, widen=True)
 
 
-def run_embedding(token_ids: Any, weight: Tensor, check_ids: bool, widen: bool, implementation: str = "") -> Tensor:
+def run_embedding(
+    token_ids: Any,
+    weight: Tensor,
+    check_ids: bool,
+    padding_idx: int | None,
+    widen: bool,
+    implementation: str = "",
+) -> Tensor:
     """Both paths, by a named implementation or, with the empty name, the device's own."""
     check_floats("weight", weight, "[V, H]", 2)
+    padding_idx = as_padding_idx(padding_idx, weight.shape[0])
     ids = as_token_ids(token_ids, weight.device, weight.shape[0], check_ids)
     readable = check_ids and not torch.compiler.is_compiling()
-    return _forward(ids, weight, readable, widen, implementation)
+    return _forward(ids, weight, readable, widen, implementation, -1 if padding_idx is None else padding_idx)
 
 
 def default_implementation(device: torch.device) -> str:
@@ -77,8 +92,13 @@ def default_implementation(device: torch.device) -> str:
 
 
 @torch.library.custom_op("rlk_torch::embedding", mutates_args=())
-def _embedding(token_ids: Tensor, weight: Tensor, check_ids: bool, widen: bool, implementation: str) -> Tensor:
-    """One operator for all implementations; the empty name lets the device choose."""
+def _embedding(
+    token_ids: Tensor, weight: Tensor, check_ids: bool, widen: bool, implementation: str, padding_idx: int
+) -> Tensor:
+    """One operator for all implementations; the empty name lets the device choose.
+
+    padding_idx is for the gradient alone, -1 where there is none.
+    """
     triton = (implementation or default_implementation(weight.device)) == "triton"
     if check_ids or not triton:
         ids = as_int64(token_ids)
@@ -94,30 +114,43 @@ def _embedding(token_ids: Tensor, weight: Tensor, check_ids: bool, widen: bool, 
 
 
 @_embedding.register_fake
-def _(token_ids: Tensor, weight: Tensor, check_ids: bool, widen: bool, implementation: str) -> Tensor:
+def _(token_ids: Tensor, weight: Tensor, check_ids: bool, widen: bool, implementation: str, padding_idx: int) -> Tensor:
     dtype = torch.float32 if widen else weight.dtype
     return weight.new_empty((*token_ids.shape, weight.shape[1]), dtype=dtype)
 
 
-@_embedding.register_vmap
-def _(info: Any, in_dims: Any, token_ids: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, int]:
+def _vmap(op: Any) -> Any:
     """A batch of ids is more ids; a batch of tables is taken table by table."""
-    if in_dims[0] is not None:
-        token_ids = token_ids.movedim(in_dims[0], 0)
-    if in_dims[1] is None:
-        return _embedding(token_ids, weight, *options), 0
-    if info.batch_size == 0:
-        shape = token_ids.shape[1:] if in_dims[0] is not None else token_ids.shape
-        width = weight.movedim(in_dims[1], 0).shape[2]
-        return weight.new_empty((0, *shape, width), dtype=torch.float32 if options[1] else weight.dtype), 0
-    tables = weight.unbind(in_dims[1])
-    ids = token_ids.unbind(0) if in_dims[0] is not None else [token_ids] * len(tables)
-    return torch.stack([_embedding(i, w, *options) for i, w in zip(ids, tables, strict=True)]), 0
+
+    def rule(info: Any, in_dims: Any, token_ids: Tensor, weight: Tensor, *options: Any) -> tuple[Tensor, int]:
+        if in_dims[1] is None:
+            return op(token_ids.movedim(in_dims[0], 0), weight, *options), 0
+        if info.batch_size == 0:
+            shape = token_ids.shape if in_dims[0] is None else member(token_ids, in_dims[0], 0).shape
+            dtype = torch.float32 if options[1] else weight.dtype
+            return weight.new_empty((0, *shape, member(weight, in_dims[1], 0).shape[1]), dtype=dtype), 0
+        tables = weight.unbind(in_dims[1])
+        ids = [token_ids] * len(tables) if in_dims[0] is None else token_ids.unbind(in_dims[0])
+        return torch.stack([op(i, w, *options) for i, w in zip(ids, tables, strict=True)]), 0
+
+    return rule
 
 
-_forward = without_gradient(
-    _embedding, "the gradient of embedding is not offered yet: detach weight, or call it under torch.no_grad()"
-)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    token_ids, weight, _, _, ctx.implementation, ctx.padding_idx = inputs
+    ctx.save_for_backward(token_ids)
+    ctx.vocab, ctx.dtype = weight.shape[0], weight.dtype
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    (token_ids,) = ctx.saved_tensors
+    if not ctx.needs_input_grad[1]:
+        return None, None, None, None, None, None
+    gradient = table_gradient(grad, token_ids, ctx.vocab, ctx.dtype, ctx.padding_idx, ctx.implementation)
+    return None, gradient, None, None, None, None
+
+
+_forward = differentiable("embedding", _embedding, _save, _backward, _vmap)
 
 
 def gather(ids: Tensor, bad: Tensor, weight: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from rlk_torch.alignment import Aligned, align
 from rlk_torch.checks import check_digits, check_floats, check_lm_head, check_same_device
+from rlk_torch.differentiable import differentiable, more_rows
 from rlk_torch.floats import flushed, narrowed
+from rlk_torch.lm_head_grad import aligned_hidden_gradient, bias_gradient, hidden_gradient, weight_gradient
 from rlk_torch.products import LONGEST_INT32, default_implementation, rounded_products
-from rlk_torch.refusal import without_gradient
 
 _BLOCK_LOGITS = 2**17  # logits made at a time: their integers stay in the cache
 _BLOCK_WEIGHTS = 2**22  # weights aligned at a time, whatever the vocab
@@ -35,11 +36,15 @@ def lm_head(
         plus the bias in float32, rounded once to the output type. A row that is not finite gives NaN;
         every NaN is the positive quiet one.
 
+    Gradients of hidden, weight and bias are offered in reverse mode, whatever the digits: each is one exact sum
+    over the vocab or over all rows of the batch, of integers of 4 digits, rounded once to float32 and once to its
+    argument's dtype.
+
     Raises:
         TypeError: another dtype, or digits that are no integer.
         ValueError: shapes that do not meet, digits outside 2, 3, 4 or other than those of an `Aligned`
             weight, arguments on several devices.
-        NotImplementedError: a gradient is asked for.
+        NotImplementedError: forward mode, a second derivative, or the gradient of an `Aligned`.
 
     Example:
         >>> lm_head(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.5], [0.0, -1.0]]))
@@ -59,7 +64,7 @@ def lm_head_fp32(hidden: Tensor, weight: Tensor | Aligned, bias: Tensor | None =
         digits: 2, 3 or 4.
 
     Returns:
-        [..., V] float32, rounded as `lm_head` says, the output rounding being none.
+        [..., V] float32, rounded as `lm_head` says, the output rounding being none. Gradients as for `lm_head`.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as for `lm_head`.
@@ -201,31 +206,55 @@ def _(
     return hidden.new_empty((*hidden.shape[:-1], planes.shape[1]), dtype=dtype)
 
 
-def _member(x: Tensor, dim: int, index: int) -> Tensor:
-    """One of a batch; of an empty one, zeros in its place, since a result has to have a shape."""
-    return x.select(dim, index) if x.shape[dim] else x.new_zeros(x.movedim(dim, 0).shape[1:])
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    hidden, weight, bias, _, _, implementation = inputs
+    _save_for_gradients(ctx, hidden, weight, (), bias, implementation)
 
 
-def _vmap(op: Any) -> Any:
-    """A batch of hidden states is more rows; a batch of weights or biases is taken one by one."""
-
-    def rule(info: Any, in_dims: Any, hidden: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        if in_dims[0] is not None:
-            hidden = hidden.movedim(in_dims[0], 0)
-        if all(dim is None for dim in in_dims[1:]):
-            return op(hidden, *rest), 0
-        results = []
-        for b in range(max(info.batch_size, 1)):
-            args = [x if dim is None else _member(x, dim, b) for x, dim in zip(rest, in_dims[1:], strict=True)]
-            results.append(op(hidden if in_dims[0] is None else _member(hidden, 0, b), *args))
-        return torch.stack(results)[: info.batch_size], 0
-
-    return rule
+def _save_aligned(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    hidden, planes, exponent, nonfinite, _, bias, _, implementation = inputs
+    _save_for_gradients(ctx, hidden, None, (planes, exponent, nonfinite), bias, implementation)
 
 
-for _op in (_lm_head, _lm_head_aligned):
-    _op.register_vmap(_vmap(_op))
+def _save_for_gradients(
+    ctx: Any,
+    hidden: Tensor,
+    weight: Tensor | None,
+    aligned: tuple[Tensor, ...],
+    bias: Tensor | None,
+    implementation: str,
+) -> None:
+    """Hidden is kept for the gradient of weight, weight for that of hidden: each only where it is asked for."""
+    wanted = ctx.needs_input_grad
+    kept = [hidden if weight is not None and wanted[1] else None, weight if wanted[0] else None]
+    ctx.save_for_backward(*kept, *(aligned if wanted[0] else ()))
+    ctx.dtypes = hidden.dtype, hidden.dtype if weight is None else weight.dtype, None if bias is None else bias.dtype
+    ctx.length, ctx.implementation = hidden.shape[-1], implementation
 
-_NO_GRADIENT = "the gradient of lm_head is not offered yet: detach the arguments, or call it under torch.no_grad()"
-_forward = without_gradient(_lm_head, _NO_GRADIENT)
-_forward_aligned = without_gradient(_lm_head_aligned, _NO_GRADIENT)
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    hidden, weight = ctx.saved_tensors[:2]
+    wanted, (of_hidden, of_weight, of_bias) = ctx.needs_input_grad, ctx.dtypes
+    return (
+        hidden_gradient(grad, weight, of_hidden, ctx.implementation) if wanted[0] else None,
+        weight_gradient(grad, hidden, of_weight, ctx.implementation) if wanted[1] else None,
+        bias_gradient(grad, of_bias) if wanted[2] else None,
+        *(None, None, None),
+    )
+
+
+def _backward_aligned(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The origin gets an empty gradient: it leads to where the gradient of an `Aligned` is refused."""
+    wanted, (of_hidden, _, of_bias) = ctx.needs_input_grad, ctx.dtypes
+    parts = ctx.saved_tensors[2:]
+    return (
+        aligned_hidden_gradient(grad, *parts, ctx.length, of_hidden, ctx.implementation) if wanted[0] else None,
+        *(None, None, None),
+        grad.new_empty(0, dtype=torch.float32) if wanted[4] else None,
+        bias_gradient(grad, of_bias) if wanted[5] else None,
+        *(None, None),
+    )
+
+
+_forward = differentiable("lm_head", _lm_head, _save, _backward, more_rows)
+_forward_aligned = differentiable("lm_head", _lm_head_aligned, _save_aligned, _backward_aligned, more_rows)

@@ -35,10 +35,58 @@ def rounded_products(hidden: Aligned, weight: Aligned, implementation: str) -> T
     words = int8_words if implementation == "int8" else float64_words
     high, low = words(hidden.planes, weight.planes, hidden.length)
     window = 7 * hidden.digits - 1
-    r = _round_once(high, low, weight.exponent - window, hidden.exponent - window)
-    if r.device.type != "cpu" or bool(weight.nonfinite.any() | hidden.nonfinite.any()):
-        r.masked_fill_(weight.nonfinite[:, None] | hidden.nonfinite, float("nan"))
+    exponent = hidden.exponent - window
+    return rounded(high, low, weight.exponent - window, exponent, weight.nonfinite, hidden.nonfinite)
+
+
+def column_words(rows: Tensor, columns: Tensor, length: int, implementation: str) -> tuple[Tensor | None, Tensor]:
+    """D of digits of rows [4, R, l] and of columns [4, l, C], l at most 2^16, as words [R, C].
+
+    One int64 where it holds D of the whole length, of which l may be a part; else two words, not carried.
+    """
+    n, count, part = rows.shape
+    if implementation == "int8":
+        stacked = rows.reshape(n * count, part)
+        products = [torch._int_mm(stacked, plane).view(n, count, -1) for plane in columns]
+        groups = [_sum([products[j][g - j] for j in range(n) if 0 <= g - j < n]) for g in range(2 * n - 1)]
+        if _bits(n, length) <= 62:
+            return None, _horner(groups, torch.int64)
+        return _horner(groups[2:], torch.int64), _horner(groups[:2], torch.int64)
+    low, high = torch.zeros((2, count, columns.shape[2]), dtype=torch.int64, device=rows.device)
+    for start in range(0, part, _EXACT_IN_FLOAT64):
+        at = slice(start, start + _EXACT_IN_FLOAT64)
+        q = _float64(rows[:, :, at])
+        low += (q @ _float64(columns[:2, at])).long()
+        high += (q @ _float64(columns[2:, at])).long()
+    return (None, (high << _WORD) + low) if _bits(n, length) <= 62 else (high, low)
+
+
+def carried(high: Tensor | None, low: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Sums of words as words: low in [0, 2^14) where there are two."""
+    return (None, low) if high is None else (high + (low >> _WORD), low & (2**_WORD - 1))
+
+
+def rounded(
+    high: Tensor | None,
+    low: Tensor,
+    row_exponent: Tensor,
+    column_exponent: Tensor,
+    row_nonfinite: Tensor,
+    column_nonfinite: Tensor,
+) -> Tensor:
+    """The one rounding of D [R, C]; NaN where the row's or the column's vector is not finite. float32."""
+    r = _round_once(high, low, row_exponent, column_exponent)
+    if r.device.type != "cpu" or bool(row_nonfinite.any() | column_nonfinite.any()):
+        r.masked_fill_(row_nonfinite[:, None] | column_nonfinite, float("nan"))
     return r
+
+
+def rounded_sum(total: Tensor, exponent: Tensor, nonfinite: Tensor) -> Tensor:
+    """The one rounding of aligned sums with 4 digits: int64, exponents and flags of one shape -> float32."""
+    r = total.to(torch.float32).to(torch.float64)
+    r *= power_of_two_float64(exponent - 27)
+    r.masked_fill_(r.abs() < _TINY, 0.0)
+    return r.to(torch.float32).masked_fill_(nonfinite, float("nan"))
 
 
 def _bits(digits: int, length: int) -> int:

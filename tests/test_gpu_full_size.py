@@ -10,6 +10,7 @@ import rlk_jax
 import rlk_torch
 from crosscheck import contract
 from crosscheck.bits import as_numpy, assert_bits_equal, digest
+from rlk_torch import lm_head_grad
 
 pytestmark = pytest.mark.gpu
 
@@ -81,3 +82,37 @@ def test_memory_beside_inputs_and_outputs_stays_below_a_gigabyte(hidden, weight)
     logits = rlk_torch.lm_head(states, table)
     extra = torch.cuda.max_memory_allocated() - before - logits.nbytes
     assert extra <= 1e9
+
+
+@pytest.mark.parametrize("rows", [1, 16, 2048])
+def test_memory_beside_inputs_and_outputs_stays_below_a_gigabyte_in_jax(rows):
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, K), (V, K))]
+    compiled = jax.jit(rlk_jax.lm_head).lower(*arrays).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= 1e9
+
+
+def test_gradients_on_cuda_equal_those_on_the_cpu(hidden, weight):
+    grad = torch.randn((512, 4096), generator=torch.Generator().manual_seed(2)).bfloat16()
+    states = hidden[:512].clone().requires_grad_()
+    part = weight[:4096].clone().requires_grad_()
+    on_cpu = torch.autograd.grad(rlk_torch.lm_head(states, part), (states, part), grad)
+    states, part = (x.detach().cuda().requires_grad_() for x in (states, part))
+    on_gpu = torch.autograd.grad(rlk_torch.lm_head(states, part), (states, part), grad.cuda())
+    for actual, expected in zip(on_gpu, on_cpu, strict=True):
+        assert_bits_equal(actual, expected)
+
+
+def test_the_gradient_of_hidden_over_the_whole_vocab(hidden, weight):
+    grad = torch.randn((16, V), generator=torch.Generator().manual_seed(3)).bfloat16()
+    expected = lm_head_grad.grad_hidden(grad, weight, torch.bfloat16)
+    assert_bits_equal(lm_head_grad.grad_hidden(grad.cuda(), weight.cuda(), torch.bfloat16), expected)
+
+
+def test_memory_of_gradients_stays_below_a_gigabyte(hidden, weight):
+    table, grad = weight.cuda(), torch.ones((2048, V), dtype=torch.bfloat16, device="cuda")
+    for gradient, other in ((lm_head_grad.grad_hidden, table), (lm_head_grad.grad_weight, hidden.cuda())):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = gradient(grad, other, torch.bfloat16)
+        assert torch.cuda.max_memory_allocated() - before - result.nbytes <= 1e9, gradient.__name__
+        del result

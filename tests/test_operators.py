@@ -11,11 +11,17 @@ import rlk_torch
 from crosscheck.bits import assert_bits_equal
 from rlk_torch.alignment import _align
 from rlk_torch.embedding import _embedding
+from rlk_torch.embedding_grad import _table_gradient
 from rlk_torch.lm_head import _lm_head, _lm_head_aligned
+from rlk_torch.lm_head_grad import _aligned_hidden_gradient, _bias_gradient, _hidden_gradient, _weight_gradient
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def wanted(*shape: int) -> Tensor:
+    return normal(*shape).requires_grad_()
 
 
 WEIGHT = normal(5, 7, seed=1)
@@ -31,9 +37,26 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "lm_head of no rows": (_lm_head, (normal(0, 7), WEIGHT, None, 3, torch.float32, "int8")),
     "lm_head of a vector": (_lm_head, (normal(7), WEIGHT, None, 3, torch.float32, "")),
     "lm_head of an Aligned": (_lm_head_aligned, (normal(3, 7), *PARTS, normal(5), torch.bfloat16, "")),
-    "embedding": (_embedding, (torch.tensor([[1, 0], [3, 2]]), TABLE, True, False, "")),
-    "embedding of a scalar id": (_embedding, (torch.tensor(1, dtype=torch.uint8), TABLE, True, True, "")),
-    "embedding of no ids": (_embedding, (torch.zeros(2, 0, dtype=torch.int32), TABLE, True, True, "")),
+    "embedding": (_embedding, (torch.tensor([[1, 0], [3, 2]]), TABLE, True, False, "", -1)),
+    "embedding of a scalar id": (_embedding, (torch.tensor(1, dtype=torch.uint8), TABLE, True, True, "", 0)),
+    "lm_head with a gradient": (_lm_head, (wanted(2, 3, 7), wanted(5, 7), wanted(5), 4, torch.float32, "")),
+    "lm_head of an Aligned with a gradient": (
+        _lm_head_aligned,
+        (wanted(3, 7), *PARTS, wanted(5), torch.bfloat16, ""),
+    ),
+    "embedding with a gradient": (_embedding, (torch.tensor([[1, 0], [3, 1]]), wanted(4, 3), True, False, "", 0)),
+    "gradient of hidden": (_hidden_gradient, (normal(2, 3, 5), WEIGHT, torch.bfloat16, "")),
+    "gradient of hidden of an Aligned": (
+        _aligned_hidden_gradient,
+        (normal(3, 5), *PARTS[:3], 7, torch.float32, "float64"),
+    ),
+    "gradient of weight": (_weight_gradient, (normal(2, 3, 5), normal(2, 3, 7), torch.float16, "")),
+    "gradient of bias": (_bias_gradient, (normal(2, 3, 5), torch.float32)),
+    "gradient of a table": (
+        _table_gradient,
+        (normal(2, 2, 3), torch.tensor([[1, 0], [3, 1]]), 4, torch.bfloat16, 0, ""),
+    ),
+    "embedding of no ids": (_embedding, (torch.zeros(2, 0, dtype=torch.int32), TABLE, True, True, "", 0)),
 }
 
 

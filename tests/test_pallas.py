@@ -66,7 +66,7 @@ def test_an_explicit_request_for_a_width_that_cannot_be_served_is_refused():
     from rlk_jax.embedding import run_embedding
 
     with pytest.raises(ValueError, match=r"cannot serve the call: weight has width 100 and .* use 'gather'"):
-        run_embedding([0], jnp.zeros((3, 100)), True, False, "pallas")
+        run_embedding([0], jnp.zeros((3, 100)), True, None, False, "pallas")
 
 
 def test_an_explicit_request_without_a_gpu_is_refused():

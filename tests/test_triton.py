@@ -11,11 +11,23 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from rlk_torch.alignment_triton import align_kernel  # noqa: E402
 from rlk_torch.digit_sums_triton import many_rows_kernel, plane_sums_kernel  # noqa: E402
+from rlk_torch.embedding_grad_triton import table_gradient_kernel  # noqa: E402
 from rlk_torch.embedding_triton import gather_kernel  # noqa: E402
+from rlk_torch.four_digits_triton import combine_kernel, products_kernel  # noqa: E402
+from rlk_torch.lm_head_grad_triton import part_kernel  # noqa: E402
 from rlk_torch.products_triton import _config, few_rows_kernel  # noqa: E402
 
 BITS = {"bfloat16": "*i16", "float16": "*i16", "float32": "*i32"}
-WIDE = ("row_stride", "column_stride", "plane_stride", "hidden_plane", "weight_plane", "out_stride", "count")
+WIDE = (
+    "row_stride",
+    "column_stride",
+    "plane_stride",
+    "hidden_plane",
+    "weight_plane",
+    "out_stride",
+    "count",
+    "product_stride",
+)
 POINTERS = {
     "ids": "*i64", "planes": "*i8", "hidden": "*i8", "weight": "*i8", "exponents": "*i32", "flags": "*i8",
     "hidden_exponents": "*i32", "hidden_flags": "*i8", "weight_exponents": "*i32", "weight_flags": "*i8",
@@ -62,6 +74,37 @@ def test_the_products_of_many_rows_use_int8_matrix_units(digits):
     assert "s32.s8.s8" in ptx(many_rows_kernel, constants, types, num_warps=8, num_stages=4)
 
 
-@pytest.mark.parametrize("digits", [2, 3])
+def test_the_products_of_four_digits_use_int8_matrix_units():
+    types = {"left": "tensordesc<i8[128, 128]>", "right": "tensordesc<i8[256, 128]>"}
+    types["out"] = "tensordesc<i32[1, 128, 256]>"
+    constants = {"ROWS": 128, "COLUMNS": 256, "DEPTH": 128, "GROUP": 16}
+    assert "s32.s8.s8" in ptx(products_kernel, constants, types, num_warps=8, num_stages=4)
+
+
+@pytest.mark.parametrize(("first", "last"), [(True, True), (True, False), (False, False), (False, True)])
+def test_what_puts_four_digits_together_compiles(first, last):
+    types = {"products": "*i32", "lows": "*fp64", "highs": "*fp64", "bias": "*i32", "out": "*i32"}
+    types |= dict.fromkeys(("left_exponents", "right_exponents"), "*i32")
+    types |= dict.fromkeys(("left_flags", "right_flags"), "*i8")
+    constants = {"FIRST": first, "LAST": last, "BIAS": "float32", "DTYPE": "float32", "COLUMNS": 1024}
+    assert "st.global" in ptx(combine_kernel, constants, types)
+
+
+@pytest.mark.parametrize("dtype", BITS)
+def test_the_digits_of_a_part_compile(dtype):
+    constants = {"DTYPE": dtype, "ROWS": 64, "COLUMNS": 128}
+    assert "st.global" in ptx(part_kernel, constants, {"x": BITS[dtype]})
+
+
+@pytest.mark.parametrize(("step", "instruction"), [(0, "atom.global"), (1, "add.u64"), (2, "st.global")])
+@pytest.mark.parametrize("dtype", BITS)
+def test_the_gradient_of_a_table_compiles(dtype, step, instruction):
+    constants = {"STEP": step, "DTYPE": dtype, "OUT": dtype, "CHUNK": 64, "COLUMNS": 1024}
+    pointers = dict.fromkeys(("order", "starts", "ends", "sums"), "*i64")
+    types = {"grad": BITS[dtype], "out": BITS[dtype], "tops": "*i32", **pointers}
+    assert instruction in ptx(table_gradient_kernel, constants, types, num_warps=4)
+
+
+@pytest.mark.parametrize("digits", [2, 3, 4])
 def test_the_sums_of_digits_compile(digits):
     assert "st.global" in ptx(plane_sums_kernel, {"DIGITS": digits, "BLOCK": 4096}, {"out": "*i8"})

@@ -1,0 +1,212 @@
+"""What makes an operator differentiable in reverse mode: a gradient is one exact sum and one rounding.
+
+Section 6 of docs/contract.md. `jax.custom_vjp` would add up the gradients of an argument that a batch shares in
+floating point, one rounding a member. So an operator's tangent is made of linear terms that are only ever
+transposed, and `jax.vmap` turns a batch of terms into one term of more tokens.
+The twin is rlk_torch/differentiable.py.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from rlk_jax.refusal import without_gradient
+
+# The kinds of operands of a term: tokens lie along the first axis, or all tokens share it; the arguments that a
+# term does not need are cut to nothing, and are there to show that they have a batch.
+TOKENS, SHARED, CUT = "tokens", "shared", "cut"
+
+
+@dataclass(frozen=True)
+class Term:
+    """One argument's share in the tangent of an operator, linear in the argument's own.
+
+    Arguments:
+        operator: its name, for sentences.
+        dtype: of the operator's output.
+        of_tokens: the argument has a row for each token and the other operands are shared by all, or the
+            other way round.
+        needs: the other operands, from the operator's arguments.
+        shape: of the output, tokens first, from all operands.
+        transpose: (cotangent, the argument's shape and dtype, *operands) -> the argument's gradient.
+    """
+
+    operator: str
+    dtype: Any
+    of_tokens: bool
+    needs: Callable[..., Sequence[Array]] = field(repr=False)
+    shape: Callable[..., tuple[int, ...]] = field(repr=False)
+    transpose: Callable[..., Array] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A term taken one by one along the first axis of some operands, where more tokens cannot say the same."""
+
+    one: "Term | Mapped"
+    batched: tuple[bool, ...]
+    size: int
+
+    @property
+    def operator(self) -> str:
+        return self.one.operator
+
+    @property
+    def dtype(self) -> Any:
+        return self.one.dtype
+
+    def shape(self, *operands: Any) -> tuple[int, ...]:
+        single = [
+            jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if moving else x
+            for x, moving in zip(operands, self.batched, strict=True)
+        ]
+        return (self.size, *self.one.shape(*single))
+
+    def transpose(self, cotangent: Array, tangent: Any, *operands: Array) -> Array:
+        """Gradients side by side, or, of an argument that all share, their sum in its dtype, first to last."""
+        own, *flags = self.batched
+        single = jax.ShapeDtypeStruct(tangent.shape[1:], tangent.dtype) if own else tangent
+
+        def gradient(parts: tuple[Array, list[Array]]) -> Array:
+            rest = iter(parts[1])
+            every = [next(rest) if moving else x for x, moving in zip(operands, flags, strict=True)]
+            return self.one.transpose(parts[0], single, *every)
+
+        parts = cotangent, [x for x, moving in zip(operands, flags, strict=True) if moving]
+        if own:
+            return lax.map(gradient, parts)
+        zero = jnp.zeros(tangent.shape, tangent.dtype)
+        return lax.scan(lambda total, part: (total + gradient(part), None), zero, parts)[0]
+
+
+def differentiable(operator: Any, terms: Sequence[Term | None]) -> Callable[..., Array]:
+    """The operator with a term for each argument that has a gradient; nothing is done for those not asked for."""
+    function = jax.custom_jvp(operator)
+
+    def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Any]:
+        out = function(*primals)
+        shares = [
+            _bind(term, tangent, primals, position)
+            for position, (term, tangent) in enumerate(zip(terms, tangents, strict=True))
+            if term is not None and isinstance(tangent, Array)
+        ]
+        return out, sum(shares[1:], shares[0]) if shares else jnp.zeros_like(out)
+
+    function.defjvp(rule, symbolic_zeros=True)
+    return function
+
+
+def _bind(term: Term, tangent: Array, primals: tuple[Any, ...], position: int) -> Array:
+    needed = list(term.needs(*primals))
+    others = jax.tree.leaves([x for i, x in enumerate(primals) if i != position])
+    cut = [lax.slice(x, (0,) * x.ndim, (0,) * x.ndim) for x in others if all(x is not y for y in needed)]
+    own, other = (TOKENS, SHARED) if term.of_tokens else (SHARED, TOKENS)
+    return _linear.bind(tangent, *needed, *cut, term=term, kinds=(own, *[other] * len(needed), *[CUT] * len(cut)))
+
+
+_linear = Primitive("rlk_linear_term")
+
+
+def _needed(kinds: tuple[str, ...], operands: Sequence[Any]) -> list[Any]:
+    return [x for x, kind in zip(operands, kinds, strict=True) if kind != CUT]
+
+
+@_linear.def_abstract_eval
+def _(*operands: Any, term: Term | Mapped, kinds: tuple[str, ...]) -> Any:
+    return jax.core.ShapedArray(term.shape(*_needed(kinds, operands)), term.dtype)
+
+
+def _forward_mode(*_: Any, term: Term | Mapped, **__: Any) -> Any:
+    raise NotImplementedError(
+        f"forward mode (jax.jvp, jax.linearize) of {term.operator} is not offered: use jax.grad or jax.vjp"
+    )
+
+
+def _second_derivative(*_: Any, term: Term | Mapped, **__: Any) -> Any:
+    raise NotImplementedError(no_second_derivative(term.operator))
+
+
+_linear.def_impl(_forward_mode)
+mlir.register_lowering(_linear, _forward_mode)
+ad.primitive_jvps[_linear] = _second_derivative
+
+
+def _transpose(cotangent: Any, tangent: Any, *operands: Any, term: Term | Mapped, kinds: tuple[str, ...]) -> list[Any]:
+    if isinstance(cotangent, ad.Zero):
+        return [ad.Zero(tangent.aval), *[None] * len(operands)]
+    _, *needed = _needed(kinds, (tangent, *operands))
+    return [term.transpose(cotangent, tangent.aval, *needed), *[None] * len(operands)]
+
+
+ad.primitive_transposes[_linear] = _transpose
+
+
+def _batch(
+    operands: Sequence[Any], dims: Sequence[int | None], *, term: Term | Mapped, kinds: tuple[str, ...]
+) -> tuple[Array, int]:
+    """A batch of tokens is more tokens. The rest is taken one by one: what tokens share has a gradient for each."""
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    operands = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
+    moving = [d is not None for d in dims]
+    mapped = Mapped(term, tuple(_needed(kinds, moving)), size)
+    shared = any(moves and kind == SHARED for moves, kind in zip(moving, kinds, strict=True))
+    if isinstance(term, Mapped) or shared or (kinds[0] == TOKENS and not moving[0]):
+        kinds = tuple(CUT if kind == CUT else SHARED for kind in kinds)
+        return _linear.bind(*operands, term=mapped, kinds=kinds), 0
+    more = [
+        _more_tokens(x, moves, size) if kind == TOKENS else x
+        for x, moves, kind in zip(operands, moving, kinds, strict=True)
+    ]
+    out = _linear.bind(*more, term=term, kinds=kinds)
+    return out.reshape(mapped.shape(*_needed(kinds, operands))), 0
+
+
+def _more_tokens(x: Array, moves: bool, size: int) -> Array:
+    tokens, *rest = x.shape[1:] if moves else x.shape
+    return (x if moves else jnp.broadcast_to(x, (size, *x.shape))).reshape(size * tokens, *rest)
+
+
+batching.primitive_batchers[_linear] = _batch
+
+
+def more_rows(function: Callable[..., Array]) -> Callable[..., Array]:
+    """function(rows [N, ...], *others) under `jax.vmap`: a batch of rows is more rows, others go one by one."""
+    batched = jax.custom_batching.custom_vmap(function)
+
+    @batched.def_vmap
+    def rule(size: int, in_batched: Any, rows: Array, *others: Any) -> tuple[Array, bool]:
+        if not any(jax.tree.leaves(in_batched[1:])):
+            out = batched(rows.reshape(size * rows.shape[1], *rows.shape[2:]), *others)
+            return out.reshape(size, rows.shape[1], *out.shape[1:]), True
+        leaves, tree = jax.tree.flatten((rows, *others))
+        flags = jax.tree.leaves(in_batched)
+        moving = [x for x, flag in zip(leaves, flags, strict=True) if flag]
+
+        def one(parts: list[Array]) -> Array:
+            rest = iter(parts)
+            every = [next(rest) if flag else x for x, flag in zip(leaves, flags, strict=True)]
+            return batched(*jax.tree.unflatten(tree, every))
+
+        return lax.map(one, moving), True
+
+    return batched
+
+
+def one_by_one(gradient: Callable[..., Array]) -> Callable[..., Array]:
+    """A gradient under `jax.vmap`: each member of a batch has its own."""
+    return jax.custom_batching.sequential_vmap(gradient)
+
+
+def gradient_only(gradient: Callable[..., Array], operator: str) -> Callable[..., Array]:
+    """A gradient whose own gradient is refused."""
+    return without_gradient(gradient, no_second_derivative(operator))
+
+
+def no_second_derivative(operator: str) -> str:
+    return f"second derivatives of {operator} are not offered: use jax.lax.stop_gradient on its gradient"

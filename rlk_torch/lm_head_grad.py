@@ -1,0 +1,280 @@
+"""Gradients of the LM head: exact dot products and sums, each rounded once, whatever the layout.
+
+Section 6 of docs/contract.md, always with 4 digits. The twin is rlk_jax/lm_head_grad.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlk_torch.alignment import Aligned, exponents, integers, largest, write_digits
+from rlk_torch.devices import has_tensor_copies
+from rlk_torch.differentiable import gradient_only, more_rows, one_by_one
+from rlk_torch.floats import narrowed, power_of_two
+from rlk_torch.products import carried, column_words, default_implementation, rounded, rounded_sum
+
+DIGITS = 4
+_WINDOW = 7 * DIGITS - 1
+_BLOCK_SUMS = 2**17  # sums made at a time: their integers stay in the cache
+_BLOCK = 2**18  # members aligned at a time, likewise
+_BLOCK_GPU = 2**25  # the same for sums on a GPU, where some hundred megabytes are the limit
+_LONGEST_PART = 2**16  # a reduction longer than this goes in parts
+_LONGEST_TRITON = 2**19
+
+Vectors = tuple[Tensor, Tensor]  # exponents and non-finite flags
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """sums: held at a time, 16 bytes each where a reduction goes in parts. members: whose digits exist at a time."""
+
+    sums: int
+    members: int
+
+    def part(self, length: int, width: int) -> int:
+        """Members of a reduction that are taken at a time, for width vectors."""
+        return min(length, _LONGEST_PART, max(64, self.members // width // 64 * 64))
+
+
+_BUDGETS = (_Budget(2**23, 2**23), _Budget(2**23, 2**24))  # 4 bytes a member; with Triton 10, and 40 more a sum
+
+
+def grad_hidden(grad_logits: Tensor, weight: Tensor | Aligned, dtype: torch.dtype, implementation: str = "") -> Tensor:
+    """[N, V], [V, K] -> [N, K] in dtype: exact dot products over the vocab.
+
+    An `Aligned` weight counts as the matrix that its planes stand for.
+    """
+    (rows, vocab), width = grad_logits.shape, weight.shape[1]
+    out = grad_logits.new_zeros((rows, width), dtype=dtype)
+    if out.numel() == 0 or vocab == 0:
+        return out
+    chosen = _implementation(implementation, grad_logits.device, vocab)
+    budget = _BUDGETS[chosen == "triton"]
+    part = budget.part(vocab, width)
+    columns = _largest(lambda at: largest(_values(weight, at), 0), vocab, part)
+    step = max(1, budget.sums // width)
+    for start in range(0, rows, step):
+        grad = grad_logits[start : start + step]
+        lines = _largest(lambda at: largest(grad[:, at], 1), vocab, part)  # noqa: B023
+        _dots(
+            lambda at: _row_planes(grad[:, at], lines, chosen),  # noqa: B023
+            lambda at: _column_planes(_values(weight, at), columns, chosen),
+            (lines, columns),
+            (vocab, part),
+            chosen,
+            out[start : start + step],
+        )
+    return out
+
+
+def grad_weight(grad_logits: Tensor, hidden: Tensor, dtype: torch.dtype, implementation: str = "") -> Tensor:
+    """[N, V], [N, K] -> [V, K] in dtype: exact dot products over the rows."""
+    (rows, vocab), width = grad_logits.shape, hidden.shape[1]
+    out = grad_logits.new_zeros((vocab, width), dtype=dtype)
+    if out.numel() == 0 or rows == 0:
+        return out
+    chosen = _implementation(implementation, grad_logits.device, rows)
+    budget = _BUDGETS[chosen == "triton"]
+    part = budget.part(rows, width)
+    columns = _largest(lambda at: largest(hidden[at], 0), rows, part)
+    kept = _column_planes(hidden, columns, chosen) if part == rows else None
+    step = max(1, min(budget.sums // width, budget.members // part))
+    for start in range(0, vocab, step):
+        grad = grad_logits[:, start : start + step]
+        lines = _largest(lambda at: largest(grad[at], 0), rows, part)  # noqa: B023
+        _dots(
+            lambda at: _row_planes(grad[at].T, lines, chosen),  # noqa: B023
+            lambda at: _column_planes(hidden[at], columns, chosen) if kept is None else kept,
+            (lines, columns),
+            (rows, part),
+            chosen,
+            out[start : start + step],
+        )
+    return out
+
+
+def grad_bias(grad_logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, V] -> [V] in dtype: aligned sums over the rows."""
+    rows, vocab = grad_logits.shape
+    out = grad_logits.new_zeros(vocab, dtype=dtype)
+    if rows == 0:
+        return out
+    step = max(1, (_BLOCK if out.device.type == "cpu" else _BLOCK_GPU) // rows)
+    for start in range(0, vocab, step):
+        part = grad_logits[:, start : start + step]
+        exponent, nonfinite = exponents(largest(part, 0))
+        total = integers(part, exponent, nonfinite, DIGITS).sum(0, dtype=torch.int64)
+        out[start : start + step] = narrowed(rounded_sum(total, exponent, nonfinite), dtype)
+    return out
+
+
+def _implementation(asked: str, device: torch.device, length: int) -> str:
+    """As the forward's; where its Triton kernels serve and those of the gradients do not, float64."""
+    chosen = asked or default_implementation(device)
+    triton = chosen == "triton" and length <= _LONGEST_TRITON and has_tensor_copies(device)
+    return "float64" if chosen == "triton" and not triton else chosen
+
+
+def _largest(of_part: Callable[[slice], Tensor], length: int, part: int) -> Vectors:
+    """Exponents and flags of vectors that are read in parts."""
+    tops = [of_part(slice(start, min(start + part, length))) for start in range(0, length, part)]
+    return exponents(torch.stack(tops).amax(0))
+
+
+def _dots(
+    left: Callable[[slice], Any],
+    right: Callable[[slice], Any],
+    vectors: tuple[Vectors, Vectors],
+    lengths: tuple[int, int],
+    implementation: str,
+    out: Tensor,
+) -> None:
+    """Fill out [R, C] with rounded D. Parts share the exponents of the whole, so their integers add up.
+
+    left and right: what `_row_planes` and `_column_planes` make of a part of the reduction. lengths: of the whole and
+    of a part.
+    """
+    length, part = lengths
+    if implementation == "triton":
+        from rlk_torch.lm_head_grad_triton import dots_triton
+
+        return dots_triton(left, right, length, part, out)
+    step = max(1, _BLOCK_SUMS // out.shape[1])
+    blocks = [slice(first, min(first + step, len(out))) for first in range(0, len(out), step)]
+    sums: dict[int, tuple[Tensor | None, Tensor]] = {}
+    for start in range(0, length, part):
+        at = slice(start, min(start + part, length))
+        rows, columns = left(at), right(at)
+        for block in blocks:
+            high, low = column_words(rows[:, block], columns, length, implementation)
+            if start:
+                more, less = sums[block.start]
+                high, low = None if high is None or more is None else high + more, low + less
+            if at.stop < length:
+                sums[block.start] = high, low
+                continue
+            out[block] = _finished(high, low, vectors, block, out.dtype)
+
+
+def _finished(
+    high: Tensor | None, low: Tensor, vectors: tuple[Vectors, Vectors], block: slice, dtype: torch.dtype
+) -> Tensor:
+    (row_exponent, row_nonfinite), (column_exponent, column_nonfinite) = vectors
+    high, low = carried(high, low)
+    exponents = row_exponent[block] - _WINDOW, column_exponent - _WINDOW
+    return narrowed(rounded(high, low, *exponents, row_nonfinite[block], column_nonfinite), dtype)
+
+
+def _row_planes(x: Tensor, vectors: Vectors, implementation: str) -> Any:
+    """Digits of x [R, L] whose rows are the vectors: int8 [4, R, L], or what the Triton kernels want."""
+    if implementation == "triton":
+        from rlk_torch.lm_head_grad_triton import row_planes_triton
+
+        return row_planes_triton(x, *vectors)
+    planes = torch.empty((DIGITS, *x.shape), dtype=torch.int8, device=x.device)
+    step = max(1, _BLOCK // x.shape[1])
+    for start in range(0, x.shape[0], step):
+        at = slice(start, start + step)
+        write_digits(integers(x[at], vectors[0][at, None], vectors[1][at, None], DIGITS), planes[:, at])
+    return planes
+
+
+def _column_planes(x: Tensor, vectors: Vectors, implementation: str) -> Any:
+    """Digits of x [L, C] whose columns are the vectors: int8 [4, L, C], or what the Triton kernels want."""
+    if implementation == "triton":
+        return _row_planes(x.T, vectors, implementation)
+    planes = torch.empty((DIGITS, *x.shape), dtype=torch.int8, device=x.device)
+    step = max(1, _BLOCK // x.shape[1])
+    for start in range(0, x.shape[0], step):
+        at = slice(start, start + step)
+        write_digits(integers(x[at], *vectors, DIGITS), planes[:, at])
+    return planes
+
+
+def _values(weight: Tensor | Aligned, part: slice) -> Tensor:
+    """Some rows of the weight; those of an `Aligned` exactly, in float32, a non-finite row as NaN."""
+    if isinstance(weight, Tensor):
+        return weight[part]
+    q = torch.zeros((), dtype=torch.int32, device=weight.device)
+    for plane in reversed(weight.planes[:, part, : weight.length]):
+        q = (q << 7) + plane
+    shift = weight.exponent[part] - (7 * weight.digits - 1)
+    half = shift >> 1  # 2^shift can lie below the float32 range, its two halves do not
+    values = q.float() * power_of_two(half)[:, None] * power_of_two(shift - half)[:, None]
+    return values.masked_fill_(weight.nonfinite[part, None], float("nan"))
+
+
+@torch.library.custom_op("rlk_torch::lm_head_grad_hidden", mutates_args=())
+def _hidden_gradient(grad_logits: Tensor, weight: Tensor, dtype: torch.dtype, implementation: str) -> Tensor:
+    rows = grad_logits.detach().reshape(-1, weight.shape[0])
+    out = grad_hidden(rows, weight.detach(), dtype, implementation)
+    return out.view(*grad_logits.shape[:-1], weight.shape[1])
+
+
+@torch.library.custom_op("rlk_torch::lm_head_grad_hidden_aligned", mutates_args=())
+def _aligned_hidden_gradient(
+    grad_logits: Tensor,
+    planes: Tensor,
+    exponent: Tensor,
+    nonfinite: Tensor,
+    length: int,
+    dtype: torch.dtype,
+    implementation: str,
+) -> Tensor:
+    rows = grad_logits.detach().reshape(-1, planes.shape[1])
+    out = grad_hidden(rows, Aligned(planes, exponent, nonfinite, length), dtype, implementation)
+    return out.view(*grad_logits.shape[:-1], length)
+
+
+@torch.library.custom_op("rlk_torch::lm_head_grad_weight", mutates_args=())
+def _weight_gradient(grad_logits: Tensor, hidden: Tensor, dtype: torch.dtype, implementation: str) -> Tensor:
+    count = hidden.shape[:-1].numel()
+    rows = grad_logits.detach().reshape(count, grad_logits.shape[-1])
+    return grad_weight(rows, hidden.detach().reshape(count, hidden.shape[-1]), dtype, implementation)
+
+
+@torch.library.custom_op("rlk_torch::lm_head_grad_bias", mutates_args=())
+def _bias_gradient(grad_logits: Tensor, dtype: torch.dtype) -> Tensor:
+    return grad_bias(grad_logits.detach().reshape(grad_logits.shape[:-1].numel(), grad_logits.shape[-1]), dtype)
+
+
+@_hidden_gradient.register_fake
+def _(grad_logits: Tensor, weight: Tensor, dtype: torch.dtype, implementation: str) -> Tensor:
+    return grad_logits.new_empty((*grad_logits.shape[:-1], weight.shape[1]), dtype=dtype)
+
+
+@_aligned_hidden_gradient.register_fake
+def _(
+    grad_logits: Tensor,
+    planes: Tensor,
+    exponent: Tensor,
+    nonfinite: Tensor,
+    length: int,
+    dtype: torch.dtype,
+    implementation: str,
+) -> Tensor:
+    return grad_logits.new_empty((*grad_logits.shape[:-1], length), dtype=dtype)
+
+
+@_weight_gradient.register_fake
+def _(grad_logits: Tensor, hidden: Tensor, dtype: torch.dtype, implementation: str) -> Tensor:
+    return grad_logits.new_empty((grad_logits.shape[-1], hidden.shape[-1]), dtype=dtype)
+
+
+@_bias_gradient.register_fake
+def _(grad_logits: Tensor, dtype: torch.dtype) -> Tensor:
+    return grad_logits.new_empty(grad_logits.shape[-1:], dtype=dtype)
+
+
+_hidden_gradient.register_vmap(more_rows(_hidden_gradient))
+_aligned_hidden_gradient.register_vmap(more_rows(_aligned_hidden_gradient))
+_weight_gradient.register_vmap(one_by_one(_weight_gradient))
+_bias_gradient.register_vmap(one_by_one(_bias_gradient))
+
+hidden_gradient = gradient_only(_hidden_gradient, "lm_head")
+aligned_hidden_gradient = gradient_only(_aligned_hidden_gradient, "lm_head")
+weight_gradient = gradient_only(_weight_gradient, "lm_head")
+bias_gradient = gradient_only(_bias_gradient, "lm_head")
