@@ -4,17 +4,27 @@ Each framework runs in a process of its own. A ratio compares two things timed i
 what the project holds itself to. Random data; the tables are far larger than the card's cache.
 """
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 V, K = 151936, 4096  # Qwen3-8B
 TOKENS = 131072
 GRADIENT_TOKENS = 65536
 SMALL = (1, 16, 1024)
+
+
+@cache
+def rounds() -> int:
+    """How often the peers take turns: `--rounds N`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    return int(parser.parse_args().rounds)
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ def main() -> int:
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     missed = 0
     for half in ("gpu_torch.py", "gpu_jax.py"):
-        command = [sys.executable, str(Path(__file__).with_name(half))]
+        command = [sys.executable, str(Path(__file__).with_name(half)), "--rounds", str(rounds())]
         run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
         if run.returncode:
             print(f"{half} ended with exit code {run.returncode}", file=sys.stderr)

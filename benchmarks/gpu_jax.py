@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from gpu import GRADIENT_TOKENS, SMALL, TOKENS, K, Row, V, bandwidth, emit, tops
+from gpu import GRADIENT_TOKENS, SMALL, TOKENS, K, Row, V, bandwidth, emit, rounds, tops
 from jax import Array, lax
 
 import rlk_jax
 
-_ROUNDS = 5
 _SLICE = 0.25  # seconds of work between two looks at the clock: the card reaches its sustained clocks
 
 Call = Callable[[], Any]
@@ -33,7 +32,7 @@ def in_turns(calls: Mapping[str, Call]) -> dict[str, float]:
         elapsed(call, 2)
         counts[name] = max(1, round(_SLICE * 1e3 / elapsed(call, 2)))
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_ROUNDS):
+    for _ in range(rounds()):
         for name, call in calls.items():
             times[name].append(elapsed(call, counts[name]))
     return {name: statistics.median(every) for name, every in times.items()}

@@ -5,11 +5,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from gpu import GRADIENT_TOKENS, SMALL, TOKENS, K, Row, V, bandwidth, emit, tops
+from gpu import GRADIENT_TOKENS, SMALL, TOKENS, K, Row, V, bandwidth, emit, rounds, tops
 
 import rlk_torch
 
-_ROUNDS = 5
 _SLICE = 250.0  # milliseconds of work between two looks at the clock: the card reaches its sustained clocks
 
 Call = Callable[[], object]
@@ -43,7 +42,7 @@ def in_turns(calls: Mapping[str, Call]) -> dict[str, float]:
         elapsed(call, 2)
         counts[name] = max(1, round(_SLICE / elapsed(call, 2)))
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_ROUNDS):
+    for _ in range(rounds()):
         for name, call in calls.items():
             times[name].append(elapsed(call, counts[name]))
     return {name: statistics.median(every) for name, every in times.items()}

@@ -9,6 +9,8 @@ with the device's name and the number of threads, and has
 - `to_numpy(array)`: the same bits in NumPy;
 - `run(op, inputs, digits, mode)`: the operator on a dict of the framework's arrays; `digits` None leaves the
   choice to the operator; `mode` is one of the backend's;
+- `gradients(op, inputs, grad, digits, mode)`: the gradients of all arguments but ids, by name, for the upstream
+  gradient `grad` of the operator's result; ids are not checked, so that bad ones are allowed;
 - `place(array, layout)`: as `from_numpy`, stored transposed, strided, expanded or unaligned;
 - `layouts`: in words, what `place` really does;
 - `versions()`, `device_name()`: for the report;
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 
 from crosscheck import contract
 from crosscheck.bits import as_numpy
+from crosscheck.gradients import contract_gradients, wanted
 
 __all__ = ["Adapter", "JaxAdapter", "NumpyAdapter", "TorchAdapter"]
 
@@ -44,6 +47,7 @@ class Adapter(Protocol):
     def from_numpy(self, array: Array) -> Any: ...
     def to_numpy(self, array: Any) -> Array: ...
     def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any: ...
+    def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call: ...
     def place(self, array: Array, layout: str) -> Any: ...
     def versions(self) -> dict[str, str]: ...
     def device_name(self) -> str: ...
@@ -69,6 +73,9 @@ class NumpyAdapter:
 
     def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
         return getattr(contract, op)(**inputs, **_digits(digits))
+
+    def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
+        return contract_gradients(inputs, grad)
 
     def place(self, array: Array, layout: str) -> Array:
         """A view into fresh memory that holds the same values."""
@@ -127,15 +134,26 @@ class TorchAdapter:
         return as_numpy(array, "the result")
 
     def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
+        return self._call(op, inputs, _digits(digits), mode)
+
+    def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
+        import torch
+
+        names = wanted(inputs)
+        leaves = {name: x.detach().requires_grad_(name in names) for name, x in inputs.items()}
+        result = self._call(op, leaves, _unchecked(op, digits), mode)
+        return dict(zip(names, torch.autograd.grad(result, [leaves[name] for name in names], grad), strict=True))
+
+    def _call(self, op: str, inputs: Call, options: Call, mode: str) -> Any:
         import rlk_torch
 
         operator = getattr(rlk_torch, op)
         if mode == "compile":
-            signature = (op, digits, *((name, x.dtype) for name, x in inputs.items()))
+            signature = (op, *options.items(), *((name, x.dtype) for name, x in inputs.items()))
             if signature not in self.compiled:
-                self.compiled[signature] = _torch_compile(operator, digits)
+                self.compiled[signature] = _torch_compile(operator, options)
             return self.compiled[signature](inputs)
-        return operator(**inputs, **_digits(digits))
+        return operator(**inputs, **options)
 
     def place(self, array: Array, layout: str) -> Any:
         tensor = self.from_numpy(array)
@@ -166,7 +184,7 @@ class TorchAdapter:
         return _implementation(rlk_torch, self.device, op, inputs, digits)
 
 
-def _torch_compile(operator: Callable[..., Any], digits: int | None) -> Callable[..., Any]:
+def _torch_compile(operator: Callable[..., Any], options: Call) -> Callable[..., Any]:
     """One compiled function for all shapes, with a code object and so a cache of its own.
 
     `fullgraph`: a graph break, or more compilations than torch allows, is an error and not an eager call.
@@ -174,7 +192,7 @@ def _torch_compile(operator: Callable[..., Any], digits: int | None) -> Callable
     import torch
 
     def call(inputs: Call) -> Any:
-        return operator(**inputs, **_digits(digits))
+        return operator(**inputs, **options)
 
     own = types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
     torch._dynamo.config.recompile_limit = 256  # sizes 0 and 1 and each layout are compiled for themselves
@@ -188,7 +206,7 @@ class JaxAdapter:
 
     def __init__(self, device: str, threads: int) -> None:
         self.device = device
-        self.jitted: dict[tuple[str, int | None], Callable[..., Any]] = {}
+        self.jitted: dict[tuple[str, str, int | None], Callable[..., Any]] = {}
 
     def available(self) -> str | None:
         if importlib.util.find_spec("jax") is None:
@@ -221,10 +239,27 @@ class JaxAdapter:
 
         operator = getattr(rlk_jax, op)
         if mode == "jit":
-            if (op, digits) not in self.jitted:
-                self.jitted[op, digits] = jax.jit(lambda inputs: operator(**inputs, **_digits(digits)))
-            return self.jitted[op, digits](inputs)
+            compiled = jax.jit(lambda inputs: operator(**inputs, **_digits(digits)))
+            return self.jitted.setdefault(("result", op, digits), compiled)(inputs)
         return operator(**inputs, **_digits(digits))
+
+    def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
+        import jax
+
+        import rlk_jax
+
+        operator, options = getattr(rlk_jax, op), _unchecked(op, digits)
+
+        def of(inputs: Call, grad: Any) -> Call:
+            some = {name: inputs[name] for name in wanted(inputs)}
+            others = {name: x for name, x in inputs.items() if name not in some}
+            _, pullback = jax.vjp(lambda some: operator(**others, **some, **options), some)
+            found: Call = pullback(grad)[0]
+            return found
+
+        if mode == "jit":
+            of = self.jitted.setdefault(("gradients", op, digits), jax.jit(of))
+        return of(inputs, grad)
 
     def place(self, array: Array, layout: str) -> Any:
         view = NumpyAdapter("cpu", 1).place(array, layout)
@@ -255,6 +290,10 @@ def _implementation(package: Any, device: str, op: str, inputs: Call | None, dig
         wide = "hidden" in inputs and str(inputs["hidden"].dtype).endswith("float32")
         digits = 4 if wide or op == "lm_head_fp32" else 3
     return str(operator.served_by(inputs["weight"], digits=digits))
+
+
+def _unchecked(op: str, digits: int | None) -> dict[str, Any]:
+    return {"check_ids": False} if op.startswith("embedding") else _digits(digits)
 
 
 def _digits(digits: int | None) -> dict[str, int]:

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -72,6 +72,8 @@ class Case:
     weight_dtype: str | None = None
     bias: str | None = None
     id_dtype: str | None = None
+
+    shared_out: ClassVar[bool] = True  # modes that compile may share out the gradients of such cases among them
 
     @property
     def id(self) -> str:

@@ -123,6 +123,8 @@ def _missing_key(path: Path, key: str, names: Iterable[str]) -> CheckpointError:
     lowered = {name.lower(): name for name in names}
     close = [lowered[name] for name in difflib.get_close_matches(key.lower(), lowered, n=5, cutoff=0.5)]
     hint = f"the closest are {_listed(close)}" if close else f"they begin with {_listed(names[:5])}" if names else ""
+    if len(names) == 1:
+        return CheckpointError(f"{path} has no tensor {key!r}; its only one is {names[0]}")
     return CheckpointError(f"{path} has no tensor {key!r} among its {len(names)}" + (f"; {hint}" if hint else ""))
 
 

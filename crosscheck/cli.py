@@ -83,15 +83,16 @@ def main() -> None:
 @click.option("--max-rows", type=click.IntRange(1), default=32, show_default=True, help="Ids and rows to use.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the report.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True,
-              help="Seconds for one call; a case makes some twenty.")  # fmt: skip
+              help="Seconds for one call; a case makes some thirty.")  # fmt: skip
 @click.option("--verbose", is_flag=True, help="Show every failure and every trial that failed.")
 @click.pass_context
 def run_command(context: click.Context, backends: str, json_path: Path | None, **options: Any) -> None:
     """Judge backends on the built-in cases, or on a checkpoint.
 
     Every case is compared with the fixed-K contract, bit for bit, and with itself under transforms that must
-    not change a bit. Exit code 0: all equal. 1: something differs, or a backend raised, crashed or timed out.
-    2: unusable input or a missing backend.
+    not change a bit; so are its gradients, for an upstream gradient that is drawn with the case. Exit code 0:
+    all equal. 1: something differs, or a backend raised, crashed or timed out. 2: unusable input or a missing
+    backend.
     """
     try:
         chosen = _backends(backends, context.obj or BACKENDS)

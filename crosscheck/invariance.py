@@ -9,7 +9,7 @@ Few row counts are used (1, half, all, all + 2), since each new shape costs a co
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from crosscheck.cases import Inputs
 __all__ = ["COLUMNS", "LARGE", "LAYOUTS", "Attempt", "NotApplicable", "Trial", "trials"]
 
 Array = NDArray[Any]
+Result = TypeVar("Result")
 
 COLUMNS = ("population", "position", "neighbours", "padding", "chunking", "layout", "repeat")
 LAYOUTS = ("transposed", "strided", "expanded", "unaligned")
@@ -28,23 +29,23 @@ PADDING = 2  # rows
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One transform of one call.
+class Trial(Generic[Result]):
+    """One transform of one call, whose result is an array [rows, width] or, of a gradient, arrays by name.
 
     Arguments:
-        column: one of COLUMNS.
+        column: one of COLUMNS, or "grad".
         name: what was done, in a few words.
         calls: the inputs of each call to make.
-        join: the results, each as [rows, width], to what is compared.
-        expected: the untransformed result as [rows, width] to what it must equal.
+        join: the results to what is compared.
+        expected: the untransformed result to what it must equal.
         layout: how to store the named inputs, of LAYOUTS.
     """
 
     column: str
     name: str
     calls: tuple[Inputs, ...]
-    join: Callable[[list[Array]], Array]
-    expected: Callable[[Array], Array]
+    join: Callable[[list[Result]], Result]
+    expected: Callable[[Result], Result]
     layout: dict[str, str] = field(default_factory=dict)
 
     def keeps_shapes(self, inputs: Inputs) -> bool:
@@ -61,7 +62,7 @@ class NotApplicable:
     reason: str
 
 
-Attempt = Trial | NotApplicable
+Attempt = Trial[Array] | NotApplicable
 
 
 def trials(inputs: Inputs, seed: int) -> Iterator[Attempt]:
@@ -220,12 +221,12 @@ def _joined(axis: int, count: int) -> Callable[[list[Array]], Array]:
     return join
 
 
-def _head_shards(call: Call, vocab: int, half: int) -> Trial:
+def _head_shards(call: Call, vocab: int, half: int) -> Trial[Array]:
     calls = (call.with_vocab(slice(0, half)), call.with_vocab(slice(vocab - half, None)))
     return Trial("chunking", "vocab in two shards", calls, _joined(1, vocab - half), _all)
 
 
-def _table_shards(call: Call, vocab: int, half: int) -> Trial:
+def _table_shards(call: Call, vocab: int, half: int) -> Trial[Array]:
     """Each shard looks up the ids that it holds, and row 0 in place of the others."""
     rows, base = call.rows, vocab - half
     low = rows < base
@@ -256,7 +257,9 @@ def _layout(call: Call) -> Iterator[Attempt]:
         if stored:
             yield Trial("layout", f"{layout} storage", (call.inputs,), _first, _all, stored)
     if len(rows) < 2:
-        yield NotApplicable("layout", "one row expanded", f"the case has {len(rows)} rows")
+        yield NotApplicable(
+            "layout", "one row expanded", "the case has one row" if len(rows) else "the case has no rows"
+        )
     else:
         same = np.repeat(rows[:1], len(rows), axis=0)
         inputs = {**call.inputs, call.axis: same}

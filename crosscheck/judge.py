@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,13 +12,16 @@ from crosscheck import accuracy, contract
 from crosscheck.backends import Adapter
 from crosscheck.bits import Difference, compare
 from crosscheck.cases import Inputs
-from crosscheck.invariance import COLUMNS, NotApplicable, Trial, trials
-from crosscheck.verdict import CHECKS, Check, Failure, Verdict
+from crosscheck.gradients import Gradients, result_shape
+from crosscheck.invariance import NotApplicable, Trial, trials
+from crosscheck.judge_gradient import GradientScope, expected_gradients, gradient_call, judge_gradients
+from crosscheck.verdict import CHECKS, Check, Verdict
 
-__all__ = ["Judged", "expected_result", "in_one_line", "judge"]
+__all__ = ["Answer", "Effort", "Judged", "expected_answer", "judge"]
 
 Array = NDArray[Any]
 NEW_SHAPE = "a mode that compiles tries the transforms that need another compilation in some cases only"
+OTHER_MODE = "where every mode compiles, each takes the gradients of some of the cases"
 
 
 class Judged(Protocol):
@@ -34,15 +37,53 @@ class Judged(Protocol):
     def seed(self) -> int: ...
     @property
     def thorough(self) -> bool: ...
+    @property
+    def shared_out(self) -> bool: ...
     def inputs(self) -> Inputs: ...
     def to_json(self) -> dict[str, Any]: ...
 
 
-def expected_result(case: Judged) -> Array:
-    """The contract's answer."""
+@dataclass(frozen=True)
+class Answer:
+    """What the contract gives for a case."""
+
+    result: Array
+    gradients: Gradients
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What is tried, where a mode compiles and each new shape costs it some tenths of a second.
+
+    Arguments:
+        compiles: whether the mode does.
+        thorough: try the transforms that change shapes or storage, too; those of gradients in a small case only.
+        gradients: take gradients.
+    """
+
+    compiles: bool = False
+    thorough: bool = True
+    gradients: bool = True
+
+    @property
+    def gradient_shapes(self) -> str:
+        if not self.compiles:
+            return "all"
+        return "small" if self.thorough else "none"
+
+    @property
+    def new_shapes(self) -> bool:
+        return self.thorough or not self.compiles
+
+
+EVERYTHING = Effort()
+
+
+def expected_answer(case: Judged) -> Answer:
+    inputs = case.inputs()
     digits = {} if case.digits is None else {"digits": case.digits}
-    result: Array = getattr(contract, case.op)(**case.inputs(), **digits)
-    return result
+    result: Array = getattr(contract, case.op)(**inputs, **digits)
+    return Answer(result, expected_gradients(case.op, inputs, case.seed))
 
 
 def judge(
@@ -50,21 +91,21 @@ def judge(
     backend: str,
     case: Judged,
     mode: str,
-    expected: Array,
+    expected: Answer,
     *,
-    thorough: bool = True,
+    effort: Effort = EVERYTHING,
     announce: Callable[[str], None] = lambda doing: None,
 ) -> Verdict:
     """Run the case and all its transforms.
 
     Arguments:
         expected: the contract's answer.
-        thorough: try the transforms that change shapes or storage, too.
+        effort: what to leave out.
         announce: told in a few words what is about to run, so that a crash can be placed.
 
     Raises:
         Whatever the call itself raises: the process that called decides what that means. A transformed call
-        that raises fails its trial.
+        that raises fails its trial, and one that takes gradients fails the check "grad".
     """
     started = time.perf_counter()
     bench = _Bench(adapter, case, mode)
@@ -81,20 +122,17 @@ def judge(
         digits="auto" if case.digits is None else str(case.digits),
         dtype=result.dtype.name,
     )
-    _enter(verdict.checks["bits"], "the call itself", compare(result, expected))
-    for name, array in bench.inputs.items():
-        change = compare(adapter.to_numpy(arguments[name]), array)
-        _enter(verdict.checks["inputs"], f"{name} after the call", change)
-        if change is None and name == "weight":
-            bench.weight = arguments[name]
-    if result.shape == expected.shape:
-        _try_transforms(bench, result, verdict.checks, thorough, announce)
+    verdict.checks["bits"].enter("the call itself", compare(result, expected.result))
+    bench.look_after(arguments, verdict.checks["inputs"])
+    if result.shape == expected.result.shape:
+        _try_transforms(bench, result, verdict.checks, effort, announce)
         if "hidden" in bench.inputs:
             verdict.accuracy = accuracy.measure(result, bench.inputs, case.seed)
+        _take_gradients(bench, expected.gradients, verdict.checks, effort, announce)
     else:
-        reason = f"the result has shape {result.shape}; expected {expected.shape}"
-        for name in COLUMNS:
-            verdict.checks[name].not_applicable.append({"trial": "any", "reason": reason})
+        reason = f"the result has shape {result.shape}; expected {expected.result.shape}"
+        for name in CHECKS[2:]:
+            verdict.checks[name].leave_out("any", reason)
     verdict.seconds = time.perf_counter() - started
     return verdict
 
@@ -117,14 +155,22 @@ class _Bench:
             return self.weight
         return self.adapter.from_numpy(array)
 
+    def look_after(self, arguments: dict[str, Any], check: Check) -> None:
+        """Enter whether the call left its arguments alone; a weight that it did is used again."""
+        for name, array in self.inputs.items():
+            change = compare(self.adapter.to_numpy(arguments[name]), array)
+            check.enter(f"{name} after the call", change)
+            if change is None and name == "weight":
+                self.weight = arguments[name]
+
     def run(self, arguments: dict[str, Any]) -> Array:
         return self.adapter.to_numpy(self.adapter.run(self.case.op, arguments, self.case.digits, self.mode))
 
-    def difference(self, trial: Trial, base: Array) -> Difference | None:
+    def difference(self, trial: Trial[Array], base: Array) -> Difference | None:
         """How the transformed calls differ from the untransformed result [rows, width]."""
         results = []
         for inputs in trial.calls:
-            result, shape = self.run(self.arguments(inputs, trial.layout)), _result_shape(inputs)
+            result, shape = self.run(self.arguments(inputs, trial.layout)), result_shape(inputs)
             if result.shape != shape or result.dtype != base.dtype:
                 return compare(result, np.broadcast_to(np.zeros((), base.dtype), shape))
             results.append(_as_rows(result))
@@ -135,42 +181,39 @@ def _try_transforms(
     bench: _Bench,
     result: Array,
     checks: Mapping[str, Check],
-    thorough: bool,
+    effort: Effort,
     announce: Callable[[str], None],
 ) -> None:
     base = _as_rows(result)
     for attempt in trials(bench.inputs, bench.case.seed):
         check = checks[attempt.column]
         if isinstance(attempt, NotApplicable):
-            check.not_applicable.append({"trial": attempt.name, "reason": attempt.reason})
-        elif not thorough and not attempt.keeps_shapes(bench.inputs):
-            check.not_applicable.append({"trial": attempt.name, "reason": NEW_SHAPE})
+            check.leave_out(attempt.name, attempt.reason)
+        elif not effort.new_shapes and not attempt.keeps_shapes(bench.inputs):
+            check.leave_out(attempt.name, NEW_SHAPE)
         else:
             announce(attempt.name)
             try:
-                _enter(check, attempt.name, bench.difference(attempt, base))
+                check.enter(attempt.name, bench.difference(attempt, base))
             except Exception as error:  # the judged code's own: it fails this trial, the others are still judged
-                check.failed.append(Failure(attempt.name, f"raised {in_one_line(error)}", None))
+                check.enter_raised(attempt.name, error)
 
 
-def _result_shape(inputs: Inputs) -> tuple[int, ...]:
-    if "token_ids" in inputs:
-        return (*inputs["token_ids"].shape, inputs["weight"].shape[1])
-    return (*inputs["hidden"].shape[:-1], inputs["weight"].shape[0])
+def _take_gradients(
+    bench: "_Bench",
+    expected: Gradients,
+    checks: Mapping[str, Check],
+    effort: Effort,
+    announce: Callable[[str], None],
+) -> None:
+    if not effort.gradients:
+        checks["grad"].leave_out("any", OTHER_MODE)
+        return
+    case = bench.case
+    call = gradient_call(case.op, bench.inputs, case.seed)
+    scope = GradientScope(bench.adapter, case.op, case.digits, bench.mode)
+    judge_gradients(scope, call, case.seed, expected, checks, new_shapes=effort.gradient_shapes, announce=announce)
 
 
 def _as_rows(result: Array) -> Array:
     return result.reshape(int(np.prod(result.shape[:-1])), result.shape[-1])
-
-
-def in_one_line(error: Exception) -> str:
-    """The type of an exception and the first line of its text."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _enter(check: Check, trial: str, difference: Difference | None) -> None:
-    if difference is None:
-        check.passed += 1
-    else:
-        check.failed.append(Failure(trial, difference.describe(), asdict(difference)))

@@ -7,13 +7,14 @@ files, not arrays: each process reads the tables that it needs.
 import functools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.cases import DTYPES, OPS, Inputs, seed_of
 from crosscheck.checkpoint import CheckpointError, load_array, load_tensor
+from crosscheck.gradients import part_of
 
 __all__ = ["RealCase", "RealInput", "real_cases"]
 
@@ -70,6 +71,8 @@ class RealCase:
     digits: None = None
     thorough: bool = True
 
+    shared_out: ClassVar[bool] = False
+
     @property
     def seed(self) -> int:
         return seed_of(self.id)
@@ -112,7 +115,8 @@ def real_cases(source: RealInput, ops: Sequence[str] = OPS) -> tuple[list[RealCa
     _check_ids(ids, len(table), source)
     cases = [_case(op, source.ids(), table, source) for op in ops if op.startswith("embedding")]
     if ids.size > source.max_rows:
-        notes.append(f"the first {source.max_rows} of {ids.size} ids are used (--max-rows)")
+        first = "first" if source.max_rows == 1 else f"first {source.max_rows}"
+        notes.append(f"the {first} of {ids.size} ids {'is' if source.max_rows == 1 else 'are'} used (--max-rows)")
     if any(op.startswith("lm_head") for op in ops):
         head, states = source.head(), source.states()
         _check_states(states, head, source)
@@ -123,6 +127,8 @@ def real_cases(source: RealInput, ops: Sequence[str] = OPS) -> tuple[list[RealCa
             notes.append(f"the LM head is the embedding table {source.embedding_key}, as in tied models")
     if source.dtype is not None:
         notes.append(f"tables and hidden states are rounded to {source.dtype} (--dtype)")
+    parts = dict.fromkeys(part_of(case.inputs())[1] for case in cases)
+    notes += [f"gradients are judged with {part}" for part in parts if part]
     return cases, notes
 
 

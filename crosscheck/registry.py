@@ -25,6 +25,15 @@ class Backend:
     compiling: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
 
+    def takes_gradients(self, mode: str, seed: int) -> bool:
+        """Whether a mode takes the gradients of a case, by the case's seed.
+
+        A gradient costs a compilation of about a second. Where all modes compile they share the cases out, by a bit
+        that falls evenly on operators and dtypes of the default suite.
+        """
+        shared = self.compiling if len(self.compiling) == len(self.modes) else (mode,)
+        return shared[(seed >> 23) % len(shared)] == mode
+
     def environment(self, threads: int) -> dict[str, str]:
         """Variables that libraries read when they start; NPROC is XLA's."""
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC")

@@ -18,7 +18,10 @@ SHOWN = 10  # failures shown unless all are asked for
 CHECKS_LEGEND = (
     "bits: equal to the contract. input: left unmodified. The others compare a backend with itself: popul(ation): "
     "rows removed or added; posit(ion): reordered; neigh(bours): other rows replaced; pad(ding); chunk(ing): in two "
-    "calls; layout: strides and offsets; repeat: the same call again."
+    "calls; lay(out): strides and offsets; rep(eat): the same call again."
+)
+GRADIENTS_LEGEND = (
+    "grad: the gradients of hidden, weight and bias, or of the table, equal to the contract and under the transforms."
 )
 CELLS_LEGEND = "A cell: cases passed/judged; -: none could be judged."
 UNANSWERED_LEGEND = "A case without an answer counts in bits alone, as not passed."
@@ -76,6 +79,8 @@ def print_report(console: Console, run: Run, command: Sequence[str], *, verbose:
 def _legend(run: Run, *, wide: bool) -> list[str]:
     """What this report needs to be read, and no more."""
     parts = [] if wide else [CHECKS_LEGEND]
+    if any(verdict.checks for verdict in run.verdicts):
+        parts.append(GRADIENTS_LEGEND)
     unanswered = not all(verdict.checks for verdict in run.verdicts)
     parts.append(f"{CELLS_LEGEND} {UNANSWERED_LEGEND}" if unanswered else CELLS_LEGEND)
     if any(verdict.accuracy is not None for verdict in run.verdicts):

@@ -1,6 +1,6 @@
 """The report as JSON, schema `crosscheck-report/1`.
 
-    schema          "crosscheck-report/1": fields are added within a version, never renamed or removed
+    schema          "crosscheck-report/1": fields and checks are added within a version, never renamed or removed
     contract        "fixed-k/1", what the bits were compared with
     crosscheck      the version of this program
     command         what was typed, quoted for a shell
@@ -19,7 +19,9 @@
         checks          {check: {state, passed, failed, not_applicable}}: state is "pass", "fail" or
                         "not applicable"; passed counts trials; failed lists {trial, text, difference}, with
                         difference null where the transformed call raised;
-                        not_applicable lists {trial, reason}
+                        not_applicable lists {trial, reason}.
+                        In "grad", added last, a trial says which gradient it failed for; its differences are of
+                        that gradient, and have null where taking the gradients raised
         accuracy        {max_ulp, mean_ulp, max_relative, samples}, or null; infinity is the string "inf"
         seconds         the time that the verdict took
 

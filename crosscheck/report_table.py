@@ -1,7 +1,8 @@
 """The tables of the report: the checks that each backend passed, and the accuracy by digits.
 
 A cell of the first reads "passed/judged"; "-" where no case could be judged. It has full words from WIDE columns
-on, short ones below, and where those do not fit either, each row becomes a block of lines.
+on, short ones below, with what runs and the errors on a second line, and where those do not fit either, each row
+becomes a block of lines.
 """
 
 import math
@@ -21,11 +22,11 @@ from crosscheck.verdict import CHECKS, Verdict
 
 __all__ = ["print_accuracy", "print_checks"]
 
-WIDE = 116
+WIDE = 122
 ENDLESS = 10_000  # columns: the width at which a table is measured
 SHORT = {
     "bits": "bits", "inputs": "input", "population": "popul", "position": "posit", "neighbours": "neigh",
-    "padding": "pad", "chunking": "chunk", "layout": "layout", "repeat": "repeat",
+    "padding": "pad", "chunking": "chunk", "layout": "lay", "repeat": "rep", "grad": "grad",
 }  # fmt: skip
 ACCURACY = "Against the exact value: ULP max, ULP mean, largest error / largest logit"
 OUT_DTYPES = ("bfloat16", "float16", "float32")
@@ -91,8 +92,8 @@ def _table(rows: list[_Row], *, wide: bool) -> Table:
         table.add_column("runs", overflow="fold", min_width=8)
     for check in CHECKS:
         table.add_column(check if wide else SHORT[check], justify="right", no_wrap=True)
-    table.add_column("ULP max" if wide else "ULP", justify="right", no_wrap=True, min_width=7 if wide else 3)
     if wide:
+        table.add_column("ULP max", justify="right", no_wrap=True)
         table.add_column("mean", justify="right", no_wrap=True)
     op = None
     for row in rows:
@@ -101,13 +102,13 @@ def _table(rows: list[_Row], *, wide: bool) -> Table:
             table.add_row(Text(f"{op}", style="bold cyan"))
         cells = [row.cell(check) for check in CHECKS]
         ulps = row.ulps()
-        largest, mean = ulps or ("-", "-")
         if wide:
-            table.add_row(f" {row.backend} {row.mode}", row.implementation, *cells, largest, mean)
+            table.add_row(f" {row.backend} {row.mode}", row.implementation, *cells, *(ulps or ("-", "-")))
         else:
-            table.add_row(f" {row.backend} {row.mode}", *cells, largest)
-            runs = Text(f"   runs {row.implementation}", style="dim")
-            table.add_row(runs, *[""] * len(CHECKS), Text(f"~{mean}" if ulps else "", style="dim"))
+            table.add_row(f" {row.backend} {row.mode}", *cells)
+            errors = ("ULP", ulps[0], f"~{ulps[1]}") if ulps else ("", "", "")
+            below = [f"   runs {row.implementation}", *[""] * (len(CHECKS) - len(errors)), *errors]
+            table.add_row(*(Text(text, style="dim") for text in below))
     return table
 
 

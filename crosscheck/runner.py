@@ -11,14 +11,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crosscheck.bits import to_bits
-from crosscheck.judge import Judged, expected_result
+from crosscheck.judge import Effort, Judged, expected_answer
 from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut
 from crosscheck.registry import Backend
 from crosscheck.verdict import Verdict, worst
@@ -27,6 +28,7 @@ __all__ = ["BackendMissing", "Progress", "Run", "describe", "run"]
 
 LIVES = 3
 Progress = Callable[[str, str], None]  # backend, what it does now
+Files = dict[str, Any]  # "result" and "gradients" of the contract: a path and a dtype each
 
 
 class BackendMissing(Exception):
@@ -87,7 +89,7 @@ def run(
     """Judge every case on every backend in each of its modes.
 
     Arguments:
-        timeout: seconds for one call; a case with its transforms makes some twenty.
+        timeout: seconds for one call; a case with its transforms makes some thirty.
         progress: told which call of which case is about to be made, and "" when a verdict has been made.
 
     Returns:
@@ -119,7 +121,7 @@ class _Crew:
         self.cases, self.timeout, self.progress, self.folder = cases, timeout, progress, folder
         places = [(backend, mode) for backend in backends for mode in backend.modes]
         self.lanes = [_Lane(backend, mode, fair_threads(len(places))) for backend, mode in places]
-        self.expected: list[Future[dict[str, str]]] = [Future() for _ in cases]
+        self.expected: list[Future[Files]] = [Future() for _ in cases]
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.go, self.stop = threading.Event(), threading.Event()
         self.threads = [threading.Thread(target=self._compute, daemon=True)]
@@ -166,18 +168,22 @@ class _Crew:
             lane.drop()
 
     def _compute(self) -> None:
-        """The contract's result of each case, in order, as files of unsigned integers."""
+        """What the contract gives for each case, in order, as files of unsigned integers."""
         self.go.wait()
         for i, (case, future) in enumerate(zip(self.cases, self.expected, strict=True)):
             if self.stop.is_set() or not future.set_running_or_notify_cancel():
                 return
             try:
-                result = expected_result(case)
-                path = self.folder / f"{i}.npy"
-                np.save(path, to_bits(result))
-                future.set_result({"expected": str(path), "dtype": result.dtype.name})
+                answer = expected_answer(case)
+                gradients = {name: self._store(f"{i}-{name}", array) for name, array in answer.gradients.items()}
+                future.set_result({"result": self._store(str(i), answer.result), "gradients": gradients})
             except Exception as error:  # becomes the verdict of this case on every backend
                 future.set_exception(error)
+
+    def _store(self, name: str, array: NDArray[Any]) -> tuple[str, str]:
+        path = self.folder / f"{name}.npy"
+        np.save(path, to_bits(array))
+        return str(path), array.dtype.name
 
     def _drive(self, lane: "_Lane") -> None:
         try:
@@ -218,7 +224,7 @@ class _Lane:
         self.implementations = said.get("implementations", {})
         return said
 
-    def judge(self, case: Judged, expected: "Future[dict[str, str]]", timeout: float, progress: Progress) -> Verdict:
+    def judge(self, case: Judged, expected: "Future[Files]", timeout: float, progress: Progress) -> Verdict:
         doing = "starting"
 
         def begin(what: str) -> None:
@@ -227,8 +233,13 @@ class _Lane:
             progress(self.backend.name, f"{case.id} {self.mode}: {what}")
 
         try:
-            thorough = case.thorough or self.mode not in self.backend.compiling
-            request = {"case": case.to_json(), "mode": self.mode, "thorough": thorough, **expected.result()}
+            effort = Effort(
+                self.mode in self.backend.compiling,
+                case.thorough,
+                not case.shared_out or self.backend.takes_gradients(self.mode, case.seed),
+            )
+            request = {"case": case.to_json(), "mode": self.mode, "effort": asdict(effort)}
+            request["expected"] = expected.result()
         except CancelledError:
             raise
         except Exception as error:  # stored there by the thread that computes the contract

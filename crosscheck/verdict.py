@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from crosscheck.accuracy import Accuracy
+from crosscheck.bits import Difference
 from crosscheck.invariance import COLUMNS
 
-__all__ = ["CHECKS", "OUTCOMES", "Check", "Failure", "Verdict", "worst"]
+__all__ = ["CHECKS", "OUTCOMES", "Check", "Failure", "Verdict", "in_one_line", "worst"]
 
-CHECKS = ("bits", "inputs", *COLUMNS)
+CHECKS = ("bits", "inputs", *COLUMNS, "grad")
 OUTCOMES = ("different", "failed", "incomplete", "equal")  # the worst first
 
 
@@ -18,11 +19,17 @@ def worst(outcomes: Iterable[str]) -> str:
     return min(outcomes, key=OUTCOMES.index, default="equal")
 
 
+def in_one_line(error: Exception) -> str:
+    """The type of an exception and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 @dataclass(frozen=True)
 class Failure:
     """A trial that gave other bits: what was tried, the difference in words and as a record.
 
-    There is no record where the transformed call raised.
+    There is no record where the call raised.
     """
 
     trial: str
@@ -37,6 +44,18 @@ class Check:
     passed: int = 0
     failed: list[Failure] = field(default_factory=list)
     not_applicable: list[dict[str, str]] = field(default_factory=list)
+
+    def enter(self, trial: str, difference: Difference | None) -> None:
+        if difference is None:
+            self.passed += 1
+        else:
+            self.failed.append(Failure(trial, difference.describe(), asdict(difference)))
+
+    def enter_raised(self, trial: str, error: Exception) -> None:
+        self.failed.append(Failure(trial, f"raised {in_one_line(error)}", None))
+
+    def leave_out(self, trial: str, reason: str) -> None:
+        self.not_applicable.append({"trial": trial, "reason": reason})
 
     @property
     def state(self) -> str:

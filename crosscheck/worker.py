@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from crosscheck.backends import Adapter
 from crosscheck.cases import Case
-from crosscheck.judge import Judged, in_one_line, judge
+from crosscheck.judge import Answer, Effort, Judged, judge
 from crosscheck.real_input import RealCase
+from crosscheck.verdict import in_one_line
 
 __all__ = ["main"]
 
@@ -96,8 +97,8 @@ def _serve(adapter: Adapter, backend: str, request: dict[str, Any], say: Say) ->
             backend,
             _case(request["case"]),
             request["mode"],
-            _expected(request["expected"], request["dtype"]),
-            thorough=request["thorough"],
+            _expected(request["expected"]),
+            effort=Effort(**request["effort"]),
             announce=lambda doing: say({"doing": doing}),
         )
     except Exception as error:  # the process boundary
@@ -110,8 +111,13 @@ def _case(fields: dict[str, Any]) -> Judged:
     return Case.from_json(fields) if fields["kind"] == "case" else RealCase.from_json(fields)
 
 
-def _expected(path: str, dtype: str) -> NDArray[Any]:
-    """The contract's result, stored as unsigned integers since NumPy's format knows no bfloat16."""
+def _expected(files: dict[str, Any]) -> Answer:
+    """What the contract gives."""
+    return Answer(_stored(*files["result"]), {name: _stored(*file) for name, file in files["gradients"].items()})
+
+
+def _stored(path: str, dtype: str) -> NDArray[Any]:
+    """An array whose file has unsigned integers, since NumPy's format knows no bfloat16."""
     bits: NDArray[Any] = np.load(path, allow_pickle=False)
     return bits.view(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 

@@ -198,8 +198,9 @@ def _values(weight: Tensor | Aligned, part: slice) -> Tensor:
     """Some rows of the weight; those of an `Aligned` exactly, in float32, a non-finite row as NaN."""
     if isinstance(weight, Tensor):
         return weight[part]
-    q = torch.zeros((), dtype=torch.int32, device=weight.device)
-    for plane in reversed(weight.planes[:, part, : weight.length]):
+    planes = weight.planes[:, part, : weight.length]
+    q = planes[-1].int()
+    for plane in reversed(planes[:-1]):
         q = (q << 7) + plane
     shift = weight.exponent[part] - (7 * weight.digits - 1)
     half = shift >> 1  # 2^shift can lie below the float32 range, its two halves do not
@@ -209,7 +210,7 @@ def _values(weight: Tensor | Aligned, part: slice) -> Tensor:
 
 @torch.library.custom_op("rlk_torch::lm_head_grad_hidden", mutates_args=())
 def _hidden_gradient(grad_logits: Tensor, weight: Tensor, dtype: torch.dtype, implementation: str) -> Tensor:
-    rows = grad_logits.detach().reshape(-1, weight.shape[0])
+    rows = grad_logits.detach().reshape(grad_logits.shape[:-1].numel(), weight.shape[0])
     out = grad_hidden(rows, weight.detach(), dtype, implementation)
     return out.view(*grad_logits.shape[:-1], weight.shape[1])
 
@@ -224,7 +225,7 @@ def _aligned_hidden_gradient(
     dtype: torch.dtype,
     implementation: str,
 ) -> Tensor:
-    rows = grad_logits.detach().reshape(-1, planes.shape[1])
+    rows = grad_logits.detach().reshape(grad_logits.shape[:-1].numel(), planes.shape[1])
     out = grad_hidden(rows, Aligned(planes, exponent, nonfinite, length), dtype, implementation)
     return out.view(*grad_logits.shape[:-1], length)
 

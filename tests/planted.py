@@ -128,6 +128,63 @@ class SpoilsRepeat(SpoilsTransform):
         return plain and all(np.array_equal(to_bits(x), to_bits(self.first[name])) for name, x in inputs.items())
 
 
+# Wrong gradients, and right results ------------------------------------------------------------------------
+class SpoilsGradients(Planted):
+    def gradients(self, op, inputs, grad, digits, mode):
+        return self.spoil_gradients(super().gradients(op, inputs, grad, digits, mode), inputs, grad)
+
+    def spoil_gradients(self, found: dict[str, Any], inputs: dict[str, Any], grad: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class FlipsOneGradientBit(SpoilsGradients):
+    """The lowest bit of the last element of the weight's gradient."""
+
+    def spoil_gradients(self, found, inputs, grad):
+        bits = to_bits(found["weight"]).copy()
+        bits[-1, -1] ^= 1
+        return {**found, "weight": bits.view(found["weight"].dtype)}
+
+
+class GradientsOfTheBatch(SpoilsGradients):
+    """A batch of another size than the first has other gradients of its first row, and of nothing else."""
+
+    first = 0
+
+    def spoil_gradients(self, found, inputs, grad):
+        self.first = self.first or len(grad)
+        return found if len(grad) == self.first else {**found, "hidden": flipped(found["hidden"])}
+
+
+class RaisesOnGradients(SpoilsGradients):
+    def spoil_gradients(self, found, inputs, grad):
+        raise NotImplementedError("planted: no gradients")
+
+
+class RaisesOnGradientLayouts(SpoilsGradients):
+    def spoil_gradients(self, found, inputs, grad):
+        if not grad.flags.c_contiguous:
+            raise RuntimeError("planted")
+        return found
+
+
+class OmitsAGradient(SpoilsGradients):
+    def spoil_gradients(self, found, inputs, grad):
+        return {"hidden": found["hidden"]}
+
+
+class OtherGradientDtype(SpoilsGradients):
+    def spoil_gradients(self, found, inputs, grad):
+        return {**found, "weight": found["weight"].astype(np.float32)}
+
+
+class ModifiesTheUpstreamGradient(SpoilsGradients):
+    def spoil_gradients(self, found, inputs, grad):
+        if grad.flags.writeable:
+            grad[...] = 0
+        return found
+
+
 # No answer -------------------------------------------------------------------------------------------------
 class Raises(Planted):
     def spoil(self, result, inputs):
@@ -200,6 +257,7 @@ def backend(fault: type[NumpyAdapter], *modes: str) -> Backend:
 FAULTS = (
     FlipsBits, NegativeZero, OtherNan, OtherDtype, OtherShape, ModifiesInputs, SpoilsPopulation, SpoilsPosition,
     SpoilsNeighbours, SpoilsPadding, SpoilsChunking, SpoilsLayout, SpoilsRepeat, Raises, RaisesOnPadding, Exits,
-    IsKilled, CrashesOnce, Hangs, Dawdles, Prints, Unavailable, FailsToStart,
+    IsKilled, FlipsOneGradientBit, GradientsOfTheBatch, RaisesOnGradients, RaisesOnGradientLayouts, OmitsAGradient,
+    OtherGradientDtype, ModifiesTheUpstreamGradient, CrashesOnce, Hangs, Dawdles, Prints, Unavailable, FailsToStart,
 )  # fmt: skip
 REGISTRY = {fault.__name__: backend(fault) for fault in (Planted, *FAULTS)}

@@ -140,7 +140,7 @@ def test_a_safetensors_file_needs_a_key_and_holds_hidden_only(path, what, remedy
 
 def test_a_key_that_the_file_lacks_lists_the_close_ones(tmp_path):
     save_file({"states": np.ones((1, 2), "f4")}, tmp_path / "h.safetensors")
-    assert refusal(f"{tmp_path}/h.safetensors:state", "hidden").endswith("among its 1; the closest are states")
+    assert refusal(f"{tmp_path}/h.safetensors:state", "hidden").endswith("; its only one is states")
 
 
 def test_an_unknown_kind_of_input_is_refused():

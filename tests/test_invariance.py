@@ -126,6 +126,7 @@ def test_what_cannot_be_tried_says_why():
     reasons = {t.column: t.reason for t in trials(single.inputs(), 0) if isinstance(t, NotApplicable)}
     assert reasons["position"] == "the vocab has one row"
     assert reasons["neighbours"] == "there is no such row"
+    assert reasons["layout"] == "the case has one row"
 
 
 def test_no_copy_of_a_large_weight_is_made(monkeypatch):

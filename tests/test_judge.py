@@ -5,14 +5,14 @@ import pytest
 
 from crosscheck.backends import NumpyAdapter
 from crosscheck.cases import Case
-from crosscheck.judge import NEW_SHAPE, expected_result, judge
+from crosscheck.judge import NEW_SHAPE, Effort, expected_answer, judge
 from crosscheck.verdict import CHECKS, Verdict
 
 CASE = Case("lm_head", "bf16", (3,), 16, 9, 3)
 
 
-def judged(adapter: type[NumpyAdapter], *, thorough: bool = True) -> Verdict:
-    return judge(adapter("cpu", 1), "planted", CASE, "eager", expected_result(CASE), thorough=thorough)
+def judged(adapter: type[NumpyAdapter], effort: Effort | None = None) -> Verdict:
+    return judge(adapter("cpu", 1), "planted", CASE, "eager", expected_answer(CASE), effort=effort or Effort())
 
 
 def states(verdict: Verdict) -> dict[str, str]:
@@ -34,6 +34,13 @@ def states(verdict: Verdict) -> dict[str, str]:
         (planted.SpoilsChunking, "chunking"),
         (planted.SpoilsLayout, "layout"),
         (planted.SpoilsRepeat, "repeat"),
+        (planted.FlipsOneGradientBit, "grad"),
+        (planted.GradientsOfTheBatch, "grad"),
+        (planted.RaisesOnGradients, "grad"),
+        (planted.RaisesOnGradientLayouts, "grad"),
+        (planted.OmitsAGradient, "grad"),
+        (planted.OtherGradientDtype, "grad"),
+        (planted.ModifiesTheUpstreamGradient, "inputs"),
     ],
 )
 def test_a_fault_fails_its_own_column_and_no_other(fault, column):
@@ -63,7 +70,7 @@ def test_a_failure_carries_the_first_difference():
 
 
 def test_a_mode_that_compiles_tries_no_new_shape_or_storage():
-    verdict = judged(planted.Planted, thorough=False)
+    verdict = judged(planted.Planted, Effort(compiles=True, thorough=False))
     assert states(verdict) == {
         name: "not applicable" if name in ("population", "padding", "chunking", "layout") else "pass" for name in CHECKS
     }
@@ -83,9 +90,10 @@ def test_a_transformed_call_that_raises_fails_its_column_and_no_other():
 
 def test_the_judge_announces_what_it_is_about_to_run():
     heard: list[str] = []
-    judge(planted.Planted("cpu", 1), "planted", CASE, "eager", expected_result(CASE), announce=heard.append)
+    judge(planted.Planted("cpu", 1), "planted", CASE, "eager", expected_answer(CASE), announce=heard.append)
     assert heard[0] == "the call itself"
     assert "zero rows after" in heard
+    assert "the gradients" in heard and "the gradients, rows shuffled" in heard
 
 
 def test_a_verdict_survives_json():

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
 
+from crosscheck import gradients
 from crosscheck.bits import digest
 from crosscheck.checkpoint import CheckpointError
 from crosscheck.cli import main
@@ -81,6 +82,29 @@ def test_hidden_states_from_a_file_and_rows_cut_off(model):
     assert [case.id for case in cases][2] == "lm_head-fp32-N4-K12-V10-checkpoint"
     assert cases[0].inputs()["token_ids"].tolist() == [3, 1, 19, 0]
     assert notes == ["the first 4 of 6 ids are used (--max-rows)"]
+
+
+def test_one_id_is_no_plural(model):
+    _, notes = real_cases(source(model, max_rows=1))
+    assert notes[0] == "the first of 6 ids is used (--max-rows)"
+
+
+def test_gradients_are_judged_with_what_fits_and_a_note_says_so(model, monkeypatch):
+    monkeypatch.setattr(gradients, "WHOLE", 64)
+    _, notes = real_cases(source(model))
+    assert notes[1:] == [
+        "gradients are judged with a table of the 5 of its 20 rows that the ids name",
+        "gradients are judged with the first 8 of 10 rows of the LM head",
+    ]
+
+
+def test_gradients_are_judged_in_every_mode(model):
+    result = crosscheck(model, backends="FlipsOneGradientBit")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    shown = [line for line in lines if line.startswith("  grad, the call itself, gradient of weight: 1 of ")]
+    assert len(shown) == 4 and all("differ; first at" in line for line in shown)
+    assert not any(case.shared_out for case in real_cases(source(model))[0])
 
 
 def test_a_tied_head_and_a_named_dtype_are_noted(model):

@@ -15,10 +15,11 @@ from crosscheck.accuracy import Accuracy
 from crosscheck.backends import NumpyAdapter
 from crosscheck.cases import Case, full_suite
 from crosscheck.cli import main
-from crosscheck.judge import expected_result, judge
+from crosscheck.judge import expected_answer, judge
 from crosscheck.report import (
     CELLS_LEGEND,
     CHECKS_LEGEND,
+    GRADIENTS_LEGEND,
     IDS_LEGEND,
     ULP_LEGEND,
     UNANSWERED_LEGEND,
@@ -38,7 +39,7 @@ COMMAND = ["crosscheck", "run"]
 
 
 def verdicts(adapter: type[NumpyAdapter], name: str) -> list[Verdict]:
-    return [judge(adapter("cpu", 1), name, case, "eager", expected_result(case)) for case in CASES]
+    return [judge(adapter("cpu", 1), name, case, "eager", expected_answer(case)) for case in CASES]
 
 
 def raised(name: str) -> Verdict:
@@ -62,14 +63,14 @@ def row(lines: list[str], name: str) -> list[str]:
 
 
 # What is explained -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("width", [40, 80, 124])
 def test_signs_that_are_shown_are_explained_and_no_others(width):
     logits = in_one_line(printed(verdicts(planted.Planted, "some"), width))
-    assert CELLS_LEGEND in logits and ULP_LEGEND in logits
+    assert CELLS_LEGEND in logits and ULP_LEGEND in logits and GRADIENTS_LEGEND in logits
     assert UNANSWERED_LEGEND not in logits and IDS_LEGEND not in logits
     crashed = in_one_line(printed([raised("some")], width))
     assert UNANSWERED_LEGEND in crashed and IDS_LEGEND in crashed
-    assert ULP_LEGEND not in crashed
+    assert ULP_LEGEND not in crashed and GRADIENTS_LEGEND not in crashed
 
 
 def kinds(text: str) -> set[str]:
@@ -122,14 +123,14 @@ def test_powers_of_ten_are_short(value, shown):
     assert _power(value) == shown
 
 
-@pytest.mark.parametrize("width", [40, 60, 72, 80, 120])
+@pytest.mark.parametrize("width", [40, 60, 72, 80, 124])
 def test_every_line_of_the_tables_fits(width):
     lines = printed(verdicts(planted.Planted, "torch-cuda") + verdicts(planted.Planted, "jax-cpu"), width)
     assert max(map(len, lines[:-1])) <= width
     assert not any("…" in line for line in lines)
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("width", [40, 60, 80, 124])
 @pytest.mark.parametrize("cases", [1, 400])
 def test_no_word_of_a_table_is_broken(width, cases):
     (verdict, *_), ops = verdicts(planted.Planted, "torch-cuda"), ("embedding_fp32", "lm_head_fp32")
@@ -158,32 +159,43 @@ def test_a_narrow_terminal_gets_one_line_for_each_accuracy():
 
 def test_words_are_full_where_there_is_room_and_explained_where_there_is_not():
     found = verdicts(planted.Planted, "some")
-    wide, narrow = printed(found, 120), printed(found, 80)
-    for word in ("bits", "inputs", "population", "position", "neighbours", "padding", "chunking", "layout", "repeat"):
+    wide, narrow = printed(found, 124), printed(found, 80)
+    for word in (
+        "bits",
+        "inputs",
+        "population",
+        "position",
+        "neighbours",
+        "padding",
+        "chunking",
+        "layout",
+        "repeat",
+        "grad",
+    ):
         assert word in wide[0].split()
     assert in_one_line(narrow).count(CHECKS_LEGEND) == 1
     for short in narrow[0].split()[2:]:
-        assert short in CHECKS_LEGEND + ULP_LEGEND
+        assert short in CHECKS_LEGEND + GRADIENTS_LEGEND
 
 
 def test_cells_count_cases_that_passed_of_those_judged():
     lines = printed(verdicts(planted.FlipsBits, "bad") + verdicts(planted.SpoilsPadding, "pads"))
-    assert row(lines, "bad")[:9] == ["0/4"] + ["4/4"] * 8
-    assert row(lines, "pads")[:9] == ["4/4"] * 5 + ["0/4"] + ["4/4"] * 3
+    assert row(lines, "bad")[:10] == ["0/4"] + ["4/4"] * 9
+    assert row(lines, "pads")[:10] == ["4/4"] * 5 + ["0/4"] + ["4/4"] * 4
 
 
 def test_a_case_without_an_answer_counts_as_bits_that_differ():
     lines = printed([*verdicts(planted.Planted, "some")[1:], raised("some")])
     assert row(lines, "some")[:2] == ["3/4", "3/3"]
     only = printed([raised("some")])
-    assert row(only, "some")[:9] == ["0/1"] + ["-"] * 8
+    assert row(only, "some")[:10] == ["0/1"] + ["-"] * 9
     assert "  raised: ValueError: no, in: the call itself" in only
 
 
 def test_what_ran_is_named():
     narrow = printed(verdicts(planted.Planted, "some"))
     assert any(line.split()[:2] == ["runs", "planted"] for line in narrow)
-    assert row(printed(verdicts(planted.Planted, "some"), 120), "some")[0] == "planted"
+    assert row(printed(verdicts(planted.Planted, "some"), 124), "some")[0] == "planted"
 
 
 def test_equal_backends_share_one_line_of_accuracy_and_others_do_not():
