@@ -85,7 +85,9 @@ def test_the_operators_pass_opcheck_on_cuda(table):
     weight, ids = torch.from_numpy(table).cuda(), torch.tensor([1, 2, 299], device="cuda")
     ops = torch.ops.rlk_torch
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(ops.embedding.default, (ids, weight, False, False, ""), test_utils=checks)
+    torch.library.opcheck(ops.embedding.default, (ids, weight, False, False, "", -1), test_utils=checks)
+    rows = (weight[:3], ids, 300, torch.bfloat16, 1, "")
+    torch.library.opcheck(ops.embedding_grad.default, rows, test_utils=checks)
     torch.library.opcheck(ops.align.default, (weight, 3), test_utils=checks)
     torch.library.opcheck(ops.lm_head.default, (weight[:3], weight, None, 3, torch.float32, ""), test_utils=checks)
 
