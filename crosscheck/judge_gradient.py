@@ -17,7 +17,7 @@ from crosscheck.verdict import Check
 __all__ = ["GradientScope", "expected_gradients", "gradient_call", "judge_gradients"]
 
 Array = NDArray[Any]
-SMALL = 2**15  # work; larger cases are not worth another compilation
+SMALL = 2**12  # work; larger cases are not worth another compilation
 ITSELF = "the call itself"
 NEW_SHAPE = "a mode that compiles tries the transforms that need another compilation in a few small cases only"
 

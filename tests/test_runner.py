@@ -204,5 +204,5 @@ def test_a_backend_of_this_project_passes_every_check(name):
         states = {name: check.state for name, check in verdict.checks.items()}
         assert states.pop("grad") == "pass" or len(BACKENDS[name].compiling) > 1
         assert set(states.values()) == {"pass"}
-    for case in cases:  # where all modes compile they share out the gradients
-        assert "pass" in {verdict.checks["grad"].state for verdict in found.verdicts if verdict.case == case.id}
+    grads = {verdict.checks["grad"].state for verdict in found.verdicts}
+    assert grads <= {"pass", "not applicable"} and "pass" in grads
