@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from gradients import lm_head_gradients, table_gradients
 from libraries import LIBRARIES, Model, inputs
 from memory import CALLS, temporary_bytes
 from timing import Timing, take_turns
@@ -19,7 +20,7 @@ WIDTH = 1024
 MANY = (64, 32768)  # rows, vocab
 DECODE = (1, 151936)
 MEMORY_BOUND = 512 * 2**20  # bytes
-COLUMNS = "{:<50} {:<6} {:>10} {:>7} {:>6}  {}"
+COLUMNS = "{:<50} {:<14} {:>10} {:>7} {:>6}  {}"
 
 Peers = dict[tuple[str, str, float | None], Callable[[], object]]  # (what, library, bound of the ratio)
 
@@ -48,6 +49,13 @@ def decode() -> tuple[Callable[[], object], Peers]:
         peers["digits 3, aligned before", library, bound] = _logits(model, 3, model.align(3))
         model.release_weight()
     return _float32_product(hidden, weight), peers
+
+
+def gradients() -> tuple[Callable[[], object], Peers]:
+    """Of the LM head of 64 rows and of a table, beside the frameworks' own; nothing is promised."""
+    hidden, weight = inputs(*MANY, WIDTH)
+    calls = lm_head_gradients(hidden, weight) | table_gradients(WIDTH)
+    return _float32_product(hidden, weight), {(*names, None): call for names, call in calls.items()}
 
 
 def _logits(model: Model, digits: int, aligned: object) -> Callable[[], object]:
@@ -112,6 +120,7 @@ def main() -> None:
         print(line)
     print_times("hidden 64 x weight 32768 x K 1024", many_rows, options.rounds)
     print_times("decode: hidden 1 x weight 151936 x K 1024", decode, options.rounds)
+    print_times("gradients, against the product of hidden 64 x weight 32768 x K 1024", gradients, options.rounds)
     if not options.no_memory:
         print_memory()
 

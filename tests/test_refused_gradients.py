@@ -71,7 +71,6 @@ REVERSE_IN_TORCH = {
 }
 FORWARD_IN_TORCH = {
     "jvp": lambda f: torch.func.jvp(f, (ONES,), (ONES,)),
-    "jvp, compiled": lambda f: torch.compile(lambda x: torch.func.jvp(f, (x,), (x,)))(ONES),
     "forward mode": forward_mode,
     "jacfwd": lambda f: torch.func.jacfwd(f)(ONES),
 }
@@ -97,6 +96,12 @@ def test_torch_refuses_forward_mode(way, name):
         f"forward mode (torch.func.jvp, torch.autograd.forward_ad) of {operator(name)} is not offered: "
         "use torch.func.grad, torch.func.vjp or backward()"
     )
+
+
+@pytest.mark.parametrize("name", ["hidden", "table"])
+def test_torch_refuses_forward_mode_in_compiled_code(name):
+    with pytest.raises(NotImplementedError, match="^forward mode .* is not offered"):
+        torch.compile(lambda x: torch.func.jvp(TORCH[name], (x,), (x,)))(ONES)
 
 
 @offered
