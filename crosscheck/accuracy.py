@@ -5,7 +5,9 @@ each product of two float32 values is exact in float64, and `math.fsum` adds the
 in the contract, a magnitude below 2^-126 counts as 0. Entries that the contract makes non-finite are skipped.
 
 ULPs of a logit near zero are tiny, so where a sum cancels the ULP error of any method is large; the error
-relative to the largest logit of the row is the number to compare methods by.
+relative to the largest logit of the row is the number to compare methods by. The scale of a logit is what it would be
+if the signs of its products were random, the root of the sum of their squares, or itself where that is larger: errors
+in ULPs of the scale can be bounded, whatever cancels.
 """
 
 import math
@@ -28,12 +30,13 @@ _FORMATS = {"bfloat16": (8, -126, 127), "float16": (11, -14, 15), "float32": (24
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Errors over the sampled entries: in ULPs, and of the largest |logit| of the entry's row."""
+    """Errors over the sampled entries: in ULPs, relative to the row's largest |logit|, and in ULPs of the scale."""
 
     max_ulp: float
     mean_ulp: float
     max_relative: float
     samples: int
+    max_scaled_ulp: float = 0.0
 
 
 def ulp(value: float, dtype: str) -> float:
@@ -58,26 +61,32 @@ def measure(logits: Array, inputs: Inputs, seed: int) -> Accuracy | None:
     weight, bias = inputs["weight"], inputs.get("bias")
     rng = np.random.default_rng([seed, 2])
     chosen = rng.choice(out.size, min(SAMPLES, out.size), replace=False)
-    errors, relative = [], []
+    errors, relative, scaled = [], [], []
     for n, v in zip(*np.unravel_index(chosen, out.shape), strict=True):
-        exact = _exact(hidden[n], weight[v], None if bias is None else bias[v])
-        if exact is None or abs(exact) >= _overflow(dtype):
+        products = _products(hidden[n], weight[v], None if bias is None else bias[v])
+        if products is None or abs(exact := _exact(products)) >= _overflow(dtype):
             continue
         error = abs(float(out[n, v]) - exact)
         error = math.inf if math.isnan(error) else error
         errors.append(error / ulp(exact, dtype))
         relative.append(error / max(_largest(out[n]), abs(exact), math.ulp(0)))
+        scaled.append(error / ulp(max(abs(exact), math.hypot(*products)), dtype))
     if not errors:
         return None
-    return Accuracy(max(errors), sum(errors) / len(errors), max(relative), len(errors))
+    return Accuracy(max(errors), sum(errors) / len(errors), max(relative), len(errors), max(scaled))
 
 
-def _exact(row: Array, column: Array, bias: Any) -> float | None:
-    """The logit, rounded once to float64; None where it is not finite."""
+def _products(row: Array, column: Array, bias: Any) -> list[float] | None:
+    """The products of a logit, exactly, and its bias; None where one is not finite."""
     parts = [_flushed(x) for x in (row, column, np.zeros(1) if bias is None else bias[None])]
     if not all(np.isfinite(part).all() for part in parts):
         return None
-    exact = math.fsum([*(parts[0] * parts[1]).tolist(), float(parts[2][0])])
+    return [*(parts[0] * parts[1]).tolist(), float(parts[2][0])]
+
+
+def _exact(products: list[float]) -> float:
+    """The logit, rounded once to float64."""
+    exact = math.fsum(products)
     return exact if abs(exact) >= TINY else 0.0
 
 

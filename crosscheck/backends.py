@@ -24,7 +24,7 @@ import platform
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import ml_dtypes
 import numpy as np
@@ -144,10 +144,13 @@ class TorchAdapter:
         result = self._call(op, leaves, _unchecked(op, digits), mode)
         return dict(zip(names, torch.autograd.grad(result, [leaves[name] for name in names], grad), strict=True))
 
-    def _call(self, op: str, inputs: Call, options: Call, mode: str) -> Any:
+    def operator(self, op: str) -> Callable[..., Any]:
         import rlk_torch
 
-        operator = getattr(rlk_torch, op)
+        return cast(Callable[..., Any], getattr(rlk_torch, op))
+
+    def _call(self, op: str, inputs: Call, options: Call, mode: str) -> Any:
+        operator = self.operator(op)
         if mode == "compile":
             signature = (op, *options.items(), *((name, x.dtype) for name, x in inputs.items()))
             if signature not in self.compiled:
@@ -232,12 +235,15 @@ class JaxAdapter:
     def to_numpy(self, array: Any) -> Array:
         return as_numpy(array, "the result")
 
+    def operator(self, op: str) -> Callable[..., Any]:
+        import rlk_jax
+
+        return cast(Callable[..., Any], getattr(rlk_jax, op))
+
     def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
         import jax
 
-        import rlk_jax
-
-        operator = getattr(rlk_jax, op)
+        operator = self.operator(op)
         if mode == "jit":
             compiled = jax.jit(lambda inputs: operator(**inputs, **_digits(digits)))
             return self.jitted.setdefault(("result", op, digits), compiled)(inputs)
@@ -246,9 +252,7 @@ class JaxAdapter:
     def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
         import jax
 
-        import rlk_jax
-
-        operator, options = getattr(rlk_jax, op), _unchecked(op, digits)
+        operator, options = self.operator(op), _unchecked(op, digits)
 
         def of(inputs: Call, grad: Any) -> Call:
             some = {name: inputs[name] for name in wanted(inputs)}

@@ -8,6 +8,7 @@ native copies. A framework is touched only where the caller has already imported
 
 import hashlib
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -114,9 +115,21 @@ def digest(x: Any) -> str:
         True
     """
     array = as_numpy(x)
-    sha = hashlib.sha256(f"{array.dtype.name}{list(array.shape)}".encode())
-    bits = to_bits(array)
-    sha.update(np.ascontiguousarray(bits, dtype=bits.dtype.newbyteorder("<")).data)
+    return digest_of_parts(array.dtype.name, array.shape, [array])
+
+
+def digest_of_parts(dtype: str, shape: Iterable[int], parts: Iterable[Array]) -> str:
+    """`digest` of an array that comes in parts, in row-major order: none that is too large for memory need be whole.
+
+    Example:
+        >>> x = np.arange(6, dtype=np.int32).reshape(3, 2)
+        >>> digest_of_parts("int32", (3, 2), [x[:2], x[2:]]) == digest(x)
+        True
+    """
+    sha = hashlib.sha256(f"{dtype}{list(shape)}".encode())
+    for part in parts:
+        bits = to_bits(part)
+        sha.update(np.ascontiguousarray(bits, dtype=bits.dtype.newbyteorder("<")).data)
     return sha.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The command line: `crosscheck run` judges backends, `crosscheck info` says what there is.
+"""The command line: `crosscheck run` judges backends, `crosscheck info` says what there is; cli_golden.py has the rest.
 
 Exit codes: 0 every bit equal, 1 something differs or a backend raised, crashed or timed out, 2 input that cannot be
 used or a backend that is missing, 130 interrupted.
@@ -20,8 +20,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from crosscheck.candidates import CandidateError
 from crosscheck.cases import DTYPES, OPS, default_suite, full_suite
 from crosscheck.checkpoint import CheckpointError
+from crosscheck.cli_candidates import candidate_options, read_candidates
+from crosscheck.cli_golden import COMMANDS as GOLDEN_COMMANDS
 from crosscheck.judge import Judged
 from crosscheck.progress import shown
 from crosscheck.real_input import RealInput, real_cases
@@ -36,8 +39,8 @@ DEFAULT_BACKENDS = "numpy,torch-cpu,jax-cpu"
 EXIT_NOT_EQUAL, EXIT_UNUSABLE, EXIT_INTERRUPTED = 1, 2, 130
 NARROW = 60  # columns, below which `info` prints lines in place of a table
 CHECKPOINT_ONLY = ("embedding_key", "lm_head_key", "token_ids", "hidden", "dtype", "max_rows")
-# A failure is repeated with its own case and backend; --json would replace the report of the whole run.
-NOT_REPEATED = ("backends", "pattern", "json_path")
+# A failure is repeated with its own case, and backend or candidate; --json would replace the report of the whole run.
+NOT_REPEATED = ("backends", "candidates", "device", "pattern", "json_path")
 EPILOG = """\b
 The parts of a case id:
   lm_head, embedding    the operator; with _fp32, its float32 form
@@ -67,8 +70,13 @@ def main() -> None:
     """Judge implementations of token embedding and LM head, bit for bit."""
 
 
+for command in GOLDEN_COMMANDS:
+    main.add_command(command)
+
+
 @main.command("run", cls=_Remembering, epilog=EPILOG)
 @click.option("--backends", default=DEFAULT_BACKENDS, show_default=True, help="Backends to judge, with commas.")
+@candidate_options
 @click.option("--suite", type=click.Choice(["default", "full"]), default="default", show_default=True,
               help="The built-in cases: a selection, or twenty times as many.")  # fmt: skip
 @click.option("--op", "ops", multiple=True, type=click.Choice(OPS), help="Only this operator; may be repeated.")
@@ -87,7 +95,7 @@ def main() -> None:
 @click.option("--verbose", is_flag=True, help="Show every failure and every trial that failed.")
 @click.pass_context
 def run_command(context: click.Context, backends: str, json_path: Path | None, **options: Any) -> None:
-    """Judge backends on the built-in cases, or on a checkpoint.
+    """Judge backends, or your own candidates, on the built-in cases, or on a checkpoint.
 
     Every case is compared with the fixed-K contract, bit for bit, and with itself under transforms that must
     not change a bit; so are its gradients, for an upstream gradient that is drawn with the case. Exit code 0:
@@ -95,8 +103,13 @@ def run_command(context: click.Context, backends: str, json_path: Path | None, *
     backend.
     """
     try:
-        chosen = _backends(backends, context.obj or BACKENDS)
+        known: Mapping[str, Backend] = context.obj or BACKENDS
         given = _given(context)
+        try:
+            candidates = read_candidates(options, given, known)
+        except CandidateError as error:
+            _stop(EXIT_UNUSABLE, str(error))
+        chosen = [] if candidates and "backends" not in given else _backends(backends, known)
         _refuse_what_would_be_ignored(given)
         cases, notes = _cases(options)
         if options["list_only"]:
@@ -107,7 +120,8 @@ def run_command(context: click.Context, backends: str, json_path: Path | None, *
         console = Console(highlight=False)
         for note in notes:
             console.print(Text(f"note: {note}"), soft_wrap=True)
-        result = _judge(cases, chosen, options["timeout"])
+        result = _judge(cases, [*chosen, *candidates.backends], options["timeout"])
+        candidates.finish(result, options["timeout"])
         print_environments(console, result.environments)
         if result.verdicts:
             print_report(console, result, _repeating(context, given), verbose=options["verbose"])

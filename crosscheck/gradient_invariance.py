@@ -20,10 +20,11 @@ from crosscheck.cases import Inputs
 from crosscheck.gradients import Gradients, wanted
 from crosscheck.invariance import PADDING, NotApplicable, Trial
 
-__all__ = ["gradient_trials", "work"]
+__all__ = ["BAD_IDS", "gradient_trials", "work"]
 
 Array = NDArray[Any]
 Attempt = Trial[Gradients] | NotApplicable
+BAD_IDS = "bad ids added"
 EVERYTHING = 2**25  # multiplications; of a larger case few transforms are tried
 
 
@@ -89,7 +90,7 @@ def _population(call: _Call) -> Iterator[Attempt]:
 
 def _bad_ids(call: _Call) -> Attempt:
     """Adapters take gradients without a check of the ids: a bad one adds nothing, whatever its gradient."""
-    name, limits = "bad ids added", np.iinfo(call.rows.dtype)
+    name, limits = BAD_IDS, np.iinfo(call.rows.dtype)
     bad = len(call.weight) if len(call.weight) <= limits.max else -1
     if bad < limits.min:
         return NotApplicable("grad", name, f"every {call.rows.dtype} is in the vocab")

@@ -3,44 +3,26 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck import accuracy, contract
 from crosscheck.backends import Adapter
-from crosscheck.bits import Difference, compare
-from crosscheck.cases import Inputs
-from crosscheck.gradients import Gradients, result_shape
-from crosscheck.invariance import NotApplicable, Trial, trials
+from crosscheck.bench import Bench, Judged, as_rows
+from crosscheck.bits import compare, digest
+from crosscheck.candidate_adapters import Candidate
+from crosscheck.gradients import Gradients
+from crosscheck.invariance import NotApplicable, trials
+from crosscheck.judge_candidate import nature, smallest_batch, try_bad_ids
 from crosscheck.judge_gradient import GradientScope, expected_gradients, gradient_call, judge_gradients
-from crosscheck.verdict import CHECKS, Check, Verdict
+from crosscheck.verdict import CHECKS, NOT_OFFERED, Check, NotOffered, Verdict
 
 __all__ = ["Answer", "Effort", "Judged", "expected_answer", "judge"]
 
 Array = NDArray[Any]
 NEW_SHAPE = "a mode that compiles tries the transforms that need another compilation in some cases only"
 OTHER_MODE = "where every mode compiles, each takes the gradients of some of the cases"
-
-
-class Judged(Protocol):
-    """What can be judged: a built-in `Case`, or a case on real tables."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def digits(self) -> int | None: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def thorough(self) -> bool: ...
-    @property
-    def shared_out(self) -> bool: ...
-    def inputs(self) -> Inputs: ...
-    def to_json(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -108,26 +90,27 @@ def judge(
         that raises fails its trial, and one that takes gradients fails the check "grad".
     """
     started = time.perf_counter()
-    bench = _Bench(adapter, case, mode)
+    bench = Bench(adapter, case, mode)
     announce("the call itself")
     arguments = bench.arguments(bench.inputs)
-    result = bench.run(arguments)
-    verdict = Verdict(
-        case.id,
-        case.op,
-        backend,
-        mode,
-        adapter.implementation(case.op, arguments, case.digits),
-        checks={name: Check() for name in CHECKS},
-        digits="auto" if case.digits is None else str(case.digits),
-        dtype=result.dtype.name,
-    )
-    verdict.checks["bits"].enter("the call itself", compare(result, expected.result))
+    digits = "auto" if case.digits is None else str(case.digits)
+    about = (case.id, case.op, backend, mode, adapter.implementation(case.op, arguments, case.digits))
+    try:
+        result = bench.run(arguments)
+    except NotOffered as lacking:
+        return Verdict(*about, NOT_OFFERED, str(lacking), digits=digits)
+    verdict = Verdict(*about, checks={name: Check() for name in CHECKS}, digits=digits, dtype=result.dtype.name)
+    _compare(bench, arguments, result, expected.result, verdict)
     bench.look_after(arguments, verdict.checks["inputs"])
     if result.shape == expected.result.shape:
         _try_transforms(bench, result, verdict.checks, effort, announce)
         if "hidden" in bench.inputs:
             verdict.accuracy = accuracy.measure(result, bench.inputs, case.seed)
+        if isinstance(adapter, Candidate):
+            try_bad_ids(bench, result, verdict.checks["bits"], announce)
+            if effort.new_shapes or mode == "eager":
+                announce("the smallest batch")
+                verdict.smallest = smallest_batch(bench, verdict.checks)
         _take_gradients(bench, expected.gradients, verdict.checks, effort, announce)
     else:
         reason = f"the result has shape {result.shape}; expected {expected.result.shape}"
@@ -137,54 +120,28 @@ def judge(
     return verdict
 
 
-class _Bench:
-    """A case on an adapter in a mode. `weight`: the adapter's copy of the weight, which calls share once it is set."""
-
-    def __init__(self, adapter: Adapter, case: Judged, mode: str) -> None:
-        self.adapter, self.case, self.mode = adapter, case, mode
-        self.inputs = case.inputs()
-        self.weight: Any = None
-
-    def arguments(self, inputs: Inputs, layout: Mapping[str, str] | None = None) -> dict[str, Any]:
-        return {name: self._argument(array, (layout or {}).get(name)) for name, array in inputs.items()}
-
-    def _argument(self, array: Array, layout: str | None) -> Any:
-        if layout is not None:
-            return self.adapter.place(array, layout)
-        if self.weight is not None and array is self.inputs["weight"]:
-            return self.weight
-        return self.adapter.from_numpy(array)
-
-    def look_after(self, arguments: dict[str, Any], check: Check) -> None:
-        """Enter whether the call left its arguments alone; a weight that it did is used again."""
-        for name, array in self.inputs.items():
-            change = compare(self.adapter.to_numpy(arguments[name]), array)
-            check.enter(f"{name} after the call", change)
-            if change is None and name == "weight":
-                self.weight = arguments[name]
-
-    def run(self, arguments: dict[str, Any]) -> Array:
-        return self.adapter.to_numpy(self.adapter.run(self.case.op, arguments, self.case.digits, self.mode))
-
-    def difference(self, trial: Trial[Array], base: Array) -> Difference | None:
-        """How the transformed calls differ from the untransformed result [rows, width]."""
-        results = []
-        for inputs in trial.calls:
-            result, shape = self.run(self.arguments(inputs, trial.layout)), result_shape(inputs)
-            if result.shape != shape or result.dtype != base.dtype:
-                return compare(result, np.broadcast_to(np.zeros((), base.dtype), shape))
-            results.append(_as_rows(result))
-        return compare(trial.join(results), trial.expected(base))
+def _compare(bench: Bench, arguments: dict[str, Any], result: Array, expected: Array, verdict: Verdict) -> None:
+    """The result with the contract's, where the candidate could be told all of the call."""
+    name, check, reason = "the call itself", verdict.checks["bits"], None
+    if isinstance(bench.adapter, Candidate):
+        reason = bench.adapter.uncompared(bench.case.op, arguments, bench.case.digits)
+        verdict.nature = "" if reason else nature(result, expected)
+    verdict.digest = digest(result)
+    if reason is None:
+        check.enter(name, compare(result, expected))
+        verdict.contract_digest = digest(expected)
+    else:
+        check.leave_out(name, reason)
 
 
 def _try_transforms(
-    bench: _Bench,
+    bench: Bench,
     result: Array,
     checks: Mapping[str, Check],
     effort: Effort,
     announce: Callable[[str], None],
 ) -> None:
-    base = _as_rows(result)
+    base = as_rows(result)
     for attempt in trials(bench.inputs, bench.case.seed):
         check = checks[attempt.column]
         if isinstance(attempt, NotApplicable):
@@ -195,12 +152,14 @@ def _try_transforms(
             announce(attempt.name)
             try:
                 check.enter(attempt.name, bench.difference(attempt, base))
+            except NotOffered as lacking:
+                check.leave_out(attempt.name, str(lacking))
             except Exception as error:  # the judged code's own: it fails this trial, the others are still judged
                 check.enter_raised(attempt.name, error)
 
 
 def _take_gradients(
-    bench: "_Bench",
+    bench: Bench,
     expected: Gradients,
     checks: Mapping[str, Check],
     effort: Effort,
@@ -213,7 +172,3 @@ def _take_gradients(
     call = gradient_call(case.op, bench.inputs, case.seed)
     scope = GradientScope(bench.adapter, case.op, case.digits, bench.mode)
     judge_gradients(scope, call, case.seed, expected, checks, new_shapes=effort.gradient_shapes, announce=announce)
-
-
-def _as_rows(result: Array) -> Array:
-    return result.reshape(int(np.prod(result.shape[:-1])), result.shape[-1])

@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 
 from crosscheck.backends import Adapter
 from crosscheck.bits import compare
+from crosscheck.candidate_adapters import Candidate
 from crosscheck.cases import Inputs
-from crosscheck.gradient_invariance import gradient_trials, work
+from crosscheck.gradient_invariance import BAD_IDS, gradient_trials, work
 from crosscheck.gradients import Gradients, contract_gradients, part_of, upstream, wanted
 from crosscheck.invariance import NotApplicable, Trial
-from crosscheck.verdict import Check
+from crosscheck.verdict import NOT_OFFERED, Check, NotOffered, in_one_line
 
 __all__ = ["GradientScope", "expected_gradients", "gradient_call", "judge_gradients"]
 
@@ -83,6 +84,9 @@ def judge_gradients(
     try:
         arguments = scope.arguments(call)
         found = scope.gradients(arguments)
+    except NotOffered as reason:
+        check.leave_out("any", f"{NOT_OFFERED}: {reason}")
+        return
     except Exception as error:  # the judged code's own: the results are judged all the same
         check.enter_raised(ITSELF, error)
         return
@@ -103,10 +107,19 @@ def judge_gradients(
             check.leave_out(attempt.name, NEW_SHAPE)
         else:
             announce(f"the gradients, {attempt.name}")
-            try:
-                _enter_trial(scope, attempt, base, check)
-            except Exception as error:  # it fails this trial, the others are still judged
-                check.enter_raised(attempt.name, error)
+            _try(scope, attempt, base, check)
+
+
+def _try(scope: GradientScope, trial: Trial[Gradients], base: Gradients, check: Check) -> None:
+    try:
+        _enter_trial(scope, trial, base, check)
+    except NotOffered as lacking:
+        check.leave_out(trial.name, str(lacking))
+    except Exception as error:  # it fails this trial, the others are still judged
+        if trial.name == BAD_IDS and isinstance(scope.adapter, Candidate):
+            check.leave_out(trial.name, f"it refuses bad ids: {in_one_line(error)}")
+        else:
+            check.enter_raised(trial.name, error)
 
 
 def _enter_trial(scope: GradientScope, trial: Trial[Gradients], base: Gradients, check: Check) -> None:

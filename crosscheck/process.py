@@ -51,6 +51,7 @@ class WorkerProcess:
         self._reader.start()
         self._setup = {
             "backend": backend.name, "factory": backend.factory, "device": backend.device, "threads": threads,
+            "target": backend.target,
         }  # fmt: skip
 
     def _read(self, stdout: IO[str]) -> None:

@@ -16,6 +16,7 @@ class Backend:
         modes: the ways to run an operator.
         compiling: those of them in which each new shape costs a compilation.
         settings: environment variables of the backend's process.
+        target: of a candidate, "module:function" of what it calls; else empty.
     """
 
     name: str
@@ -24,16 +25,19 @@ class Backend:
     modes: tuple[str, ...]
     compiling: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
+    target: str = ""
 
     def takes_gradients(self, mode: str, seed: int) -> bool:
         """Whether a mode takes the gradients of a case, by the case's seed.
 
         A gradient costs a compilation of a second and more. Where all modes compile they share most of the cases out,
-        by bits that fall evenly on operators and dtypes of the default suite, and leave the others.
+        by bits that fall evenly on operators and dtypes of the default suite, and leave the others; but a candidate has
+        each of its cases taken in one mode.
         """
         if len(self.compiling) < len(self.modes):
             return True
-        turn = (seed >> 28) % (len(self.modes) + 1)
+        left_out = 0 if self.target else 1
+        turn = (seed >> 28) % (len(self.modes) + left_out) + (1 - left_out)
         return turn > 0 and self.modes[turn - 1] == mode
 
     def environment(self, threads: int) -> dict[str, str]:

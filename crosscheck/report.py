@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from crosscheck.candidate_report import print_candidates
 from crosscheck.report_table import print_accuracy, print_checks
 from crosscheck.runner import Run
-from crosscheck.verdict import OUTCOMES, Verdict
+from crosscheck.verdict import NOT_OFFERED, OUTCOMES, Verdict
 
 __all__ = ["counted", "print_environments", "print_report", "repeat_command"]
 
@@ -65,9 +66,11 @@ def print_report(console: Console, run: Run, command: Sequence[str], *, verbose:
     for sentence in _legend(run, wide=wide):
         console.print(Text(sentence, style="dim"))
     print_accuracy(console, run.verdicts)
+    print_candidates(console, run)
     failed = [verdict for verdict in run.verdicts if verdict.failed]
     for verdict in failed if verbose else failed[:SHOWN]:
-        _failure(console, verdict, command, verbose)
+        repeat = repeat_command(command, verdict, run.candidates.get(verdict.backend, ()))
+        _failure(console, verdict, repeat, verbose)
     if not verbose and len(failed) > SHOWN:
         more = counted(len(failed) - SHOWN, "more failure")
         _line(console, f"... and {more}: --verbose shows all, --json FILE keeps them")
@@ -81,7 +84,7 @@ def _legend(run: Run, *, wide: bool) -> list[str]:
     parts = [] if wide else [CHECKS_LEGEND]
     if any(verdict.checks for verdict in run.verdicts):
         parts.append(GRADIENTS_LEGEND)
-    unanswered = not all(verdict.checks for verdict in run.verdicts)
+    unanswered = not all(verdict.checks or verdict.status == NOT_OFFERED for verdict in run.verdicts)
     parts.append(f"{CELLS_LEGEND} {UNANSWERED_LEGEND}" if unanswered else CELLS_LEGEND)
     if any(verdict.accuracy is not None for verdict in run.verdicts):
         parts.append(ULP_LEGEND)
@@ -93,7 +96,7 @@ def _line(console: Console, text: str, style: str = "") -> None:
     console.print(Text(text, style=style), soft_wrap=True)
 
 
-def _failure(console: Console, verdict: Verdict, command: Sequence[str], verbose: bool) -> None:
+def _failure(console: Console, verdict: Verdict, repeat: str, verbose: bool) -> None:
     where = f"{verdict.case} on {verdict.backend}, {verdict.mode} ({verdict.implementation})"
     style = STYLES.get(verdict.outcome, "bold red")
     console.print(Text.assemble((f"{verdict.outcome.upper()} ", style), where), soft_wrap=True)
@@ -105,11 +108,15 @@ def _failure(console: Console, verdict: Verdict, command: Sequence[str], verbose
             more = len(check.failed) - 1
             others = f" (and {counted(more, 'more trial')})" if more and not verbose else ""
             _line(console, f"  {name}, {failure.trial}: {failure.text}{others}")
-    _line(console, f"  repeat: {repeat_command(command, verdict)}", style="dim")
+    if verdict.intolerable and verdict.accuracy is not None:
+        error = f"{verdict.accuracy.max_scaled_ulp:.3g} ULP of the logit's scale from the exact answer"
+        _line(console, f"  accuracy: {error}; tolerated are {verdict.tolerance:g}")
+    _line(console, f"  repeat: {repeat}", style="dim")
 
 
-def repeat_command(command: Sequence[str], verdict: Verdict) -> str:
-    return shlex.join([*command, "--filter", verdict.case, "--backends", verdict.backend])
+def repeat_command(command: Sequence[str], verdict: Verdict, named: Sequence[str] = ()) -> str:
+    """`named`: the options that name a candidate."""
+    return shlex.join([*command, "--filter", verdict.case, *(named or ("--backends", verdict.backend))])
 
 
 def _summary(run: Run) -> str:
@@ -124,6 +131,9 @@ def _summary(run: Run) -> str:
     if failures:
         (what, count), *others = failures.items()
         said.append(", ".join([f"{counted(count, 'verdict')} {what}", *(f"{n} {other}" for other, n in others)]))
+    escaped = sum(not control.caught for control in run.controls)
+    if escaped:
+        said.append(f"{counted(escaped, 'negative control')} not caught, so this judge is not to be believed")
     if not any(verdict.outcome == "different" for verdict in run.verdicts):
         compared = any(verdict.checks for verdict in run.verdicts)
         said.append("no bit that was compared differs" if compared else "nothing was compared")
@@ -133,4 +143,6 @@ def _summary(run: Run) -> str:
 def _what_happened(verdict: Verdict) -> str:
     if verdict.status != "judged":
         return verdict.status
+    if verdict.intolerable and not any(check.failed for check in verdict.checks.values()):
+        return "above the tolerance"
     return "with other bits" if verdict.outcome == "different" else "raised under a transform"

@@ -23,8 +23,20 @@
                         In "grad", added last, a trial says which gradient it failed for; its differences are of
                         that gradient, and have null where taking the gradients raised
         accuracy        {max_ulp, mean_ulp, max_relative, samples}, or null; infinity is the string "inf"
+                        Added: max_scaled_ulp, the largest error in ULPs of the logit's scale: the larger of the
+                        logit and of the root of the sum of its squared products
         seconds         the time that the verdict took
+        tolerance       of --tolerance, in ULPs of the logit's scale, or null; an error above it is "different"
+        digest          SHA-256 of the result's dtype, shape and bits; contract_digest of the contract's, and empty
+                        where the two were not compared
+        nature          "NaN patterns", "signs of zeros" or both, where a candidate's result differs in nothing else
+        smallest        {transform, rows} or null: the fewest rows in which a candidate depends on the batch
+    candidates      in a run with candidates: {name: what it is, in a sentence}
+    agreement       likewise: {members, pairs, classes, cases}; pairs lists {a, b, equal, cases}, numbers of cases;
+                    classes are members with equal bits in all the `cases` that all members have
+    controls        likewise: a list of {name, what, caught}: whether the planted faults were found
 
+A candidate's status, and outcome, may also be "not offered": it takes no bias, or cannot be compiled.
 A difference has the fields of `crosscheck.bits.Difference`. Numbers that JSON has not (NaN, infinities) are the
 strings "nan", "inf", "-inf".
 """
@@ -39,6 +51,7 @@ from pathlib import Path
 from typing import Any
 
 from crosscheck import contract
+from crosscheck.candidate_report import candidates_json
 from crosscheck.judge import Judged
 from crosscheck.runner import Run
 
@@ -63,6 +76,7 @@ def as_json(run: Run, cases: Sequence[Judged], command: str, notes: Sequence[str
         "verdicts": [
             {**verdict.to_json(), "outcome": verdict.outcome, "failed": verdict.failed} for verdict in run.verdicts
         ],
+        **candidates_json(run),
     }
     plain: dict[str, Any] = _plain(report)
     return plain

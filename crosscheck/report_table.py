@@ -18,7 +18,7 @@ from rich.text import Text
 
 from crosscheck.accuracy import Accuracy
 from crosscheck.cases import OPS
-from crosscheck.verdict import CHECKS, Verdict
+from crosscheck.verdict import CHECKS, NOT_OFFERED, Verdict
 
 __all__ = ["print_accuracy", "print_checks"]
 
@@ -51,7 +51,8 @@ class _Row:
     def cell(self, check: str) -> Text:
         """Passed and judged. A verdict without checks, of a case that gave no answer, counts in bits, as not passed."""
         states = [verdict.checks[check].state for verdict in self.verdicts if verdict.checks]
-        unanswered = sum(not verdict.checks for verdict in self.verdicts) if check == "bits" else 0
+        lacking = [verdict for verdict in self.verdicts if not verdict.checks and verdict.status != NOT_OFFERED]
+        unanswered = len(lacking) if check == "bits" else 0
         passed = states.count("pass")
         judged = passed + states.count("fail") + unanswered
         if not judged:

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.bits import to_bits
+from crosscheck.controls import Caught
 from crosscheck.judge import Effort, Judged, expected_answer
 from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut
 from crosscheck.registry import Backend
-from crosscheck.verdict import Verdict, worst
+from crosscheck.verdict import NOT_OFFERED, Verdict, worst
 
 __all__ = ["BackendMissing", "Progress", "Run", "describe", "run"]
 
@@ -46,17 +47,26 @@ class Run:
     Arguments:
         complete: False after an interrupt.
         due: how many verdicts a complete run makes.
+        candidates: for each candidate, the options that name it.
+        controls: of a run with candidates, whether the planted faults were caught.
     """
 
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     complete: bool = True
     due: int = 0
+    candidates: dict[str, list[str]] = field(default_factory=dict)
+    controls: list[Caught] = field(default_factory=list)
 
     @property
     def outcome(self) -> str:
-        """ "interrupted", else the worst of the verdicts' outcomes."""
-        return worst(verdict.outcome for verdict in self.verdicts) if self.complete else "interrupted"
+        """ "interrupted", else the worst of the verdicts' outcomes; "failed" at least where a control escaped."""
+        if not self.complete:
+            return "interrupted"
+        outcomes = [verdict.outcome for verdict in self.verdicts if verdict.outcome != NOT_OFFERED]
+        if self.verdicts and not outcomes:
+            outcomes.append("incomplete")  # nothing was judged
+        return worst([*outcomes, *("failed" for control in self.controls if not control.caught)])
 
 
 def fair_threads(processes: int) -> int:

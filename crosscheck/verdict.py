@@ -8,10 +8,15 @@ from crosscheck.accuracy import Accuracy
 from crosscheck.bits import Difference
 from crosscheck.invariance import COLUMNS
 
-__all__ = ["CHECKS", "OUTCOMES", "Check", "Failure", "Verdict", "in_one_line", "worst"]
+__all__ = ["CHECKS", "NOT_OFFERED", "OUTCOMES", "Check", "Failure", "NotOffered", "Verdict", "in_one_line", "worst"]
 
 CHECKS = ("bits", "inputs", *COLUMNS, "grad")
-OUTCOMES = ("different", "failed", "incomplete", "equal")  # the worst first
+NOT_OFFERED = "not offered"
+OUTCOMES = ("different", "failed", "incomplete", "equal", NOT_OFFERED)  # the worst first
+
+
+class NotOffered(Exception):
+    """What is asked of a candidate is nothing that it has, for the reason in the text: no failure of its own."""
 
 
 def worst(outcomes: Iterable[str]) -> str:
@@ -70,12 +75,17 @@ class Verdict:
     """One case on one backend in one mode.
 
     Arguments:
-        status: "judged", or why there are no checks: "raised", "crashed", "timed out" or "not run".
+        status: "judged", or why there are no checks: "raised", "crashed", "timed out", "not run" or, of a candidate
+            that takes no bias or cannot be compiled, "not offered".
         message: one sentence that says what happened, where the status is not "judged".
         checks: one `Check` for each of CHECKS.
         digits: as the case has it: "2", "3", "4" or, where the operator chose, "auto".
         dtype: of the result.
         accuracy: of LM head logits; None where it has no meaning.
+        tolerance: the error that is tolerated, in ULPs of the logit's scale; None where there is no limit.
+        digest, contract_digest: SHA-256 of the result, and of the contract's where the two are compared.
+        nature: of the elements of a candidate's result that differ, in words, where they are all NaN or zero.
+        smallest: {"transform", "rows"}: in how few rows a candidate shows that its rows depend on the batch.
     """
 
     case: str
@@ -90,25 +100,39 @@ class Verdict:
     dtype: str = ""
     accuracy: Accuracy | None = None
     seconds: float = 0.0
+    tolerance: float | None = None
+    digest: str = ""
+    contract_digest: str = ""
+    nature: str = ""
+    smallest: dict[str, Any] | None = None
+
+    @property
+    def intolerable(self) -> bool:
+        """Whether the error is above what is tolerated."""
+        if self.tolerance is None or self.accuracy is None:
+            return False
+        return not self.accuracy.max_scaled_ulp <= self.tolerance
 
     @property
     def outcome(self) -> str:
         """One of OUTCOMES: whether a bit differs is told from whether there was an answer at all.
 
-        "different": a dtype, a shape or a bit; "failed": the backend raised or crashed; "incomplete": there was no
-        time or no process left for an answer.
+        "different": a dtype, a shape or a bit, or an error above the tolerance; "failed": the backend raised or
+        crashed; "incomplete": there was no time or no process left for an answer; "not offered": the status is.
         """
+        if self.status == NOT_OFFERED:
+            return NOT_OFFERED
         if self.status in ("timed out", "not run"):
             return "incomplete"
         failures = [failure for check in self.checks.values() for failure in check.failed]
-        if any(failure.difference is not None for failure in failures):
+        if self.intolerable or any(failure.difference is not None for failure in failures):
             return "different"
         return "failed" if failures or self.status != "judged" else "equal"
 
     @property
     def failed(self) -> bool:
-        """Whether the outcome is anything but equal."""
-        return self.outcome != "equal"
+        """Whether the outcome is anything but equal, or not offered."""
+        return self.outcome not in ("equal", NOT_OFFERED)
 
     def to_json(self) -> dict[str, Any]:
         fields = asdict(self)

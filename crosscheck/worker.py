@@ -2,7 +2,8 @@
 
 The first line names the adapter; the answer is {"hello": ...}, what runs here, or why nothing can. Each
 further line is a case and a mode, answered by {"doing": ...} before each run and then by {"verdict": ...} or
-{"raised": ...}. The process ends when stdin does, so it never outlives the run that started it.
+{"raised": ...}; one with "record" by {"recorded": ...}, and its result is in the file that it names. The process ends
+when stdin does, so it never outlives the run that started it.
 """
 
 import importlib
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.backends import Adapter
+from crosscheck.bits import to_bits
 from crosscheck.cases import Case
 from crosscheck.judge import Answer, Effort, Judged, judge
 from crosscheck.real_input import RealCase
@@ -67,8 +69,9 @@ def _requests() -> "queue.SimpleQueue[dict[str, Any]]":
 def _greet(setup: dict[str, Any], say: Say) -> Adapter | None:
     """Make the adapter and say what it runs; None where it cannot run."""
     module, _, name = setup["factory"].partition(":")
+    target = {"target": setup["target"]} if setup.get("target") else {}
     try:
-        adapter: Adapter = getattr(importlib.import_module(module), name)(setup["device"], setup["threads"])
+        adapter: Adapter = getattr(importlib.import_module(module), name)(setup["device"], setup["threads"], **target)
         reason = adapter.available()
         if reason is None:
             say({"hello": _described(adapter, setup)})
@@ -91,6 +94,9 @@ def _described(adapter: Adapter, setup: dict[str, Any]) -> dict[str, Any]:
 
 
 def _serve(adapter: Adapter, backend: str, request: dict[str, Any], say: Say) -> None:
+    if "record" in request:
+        _record(adapter, request, say)
+        return
     try:
         verdict = judge(
             adapter,
@@ -105,6 +111,20 @@ def _serve(adapter: Adapter, backend: str, request: dict[str, Any], say: Say) ->
         say({"raised": in_one_line(error)})
     else:
         say({"verdict": verdict.to_json()})
+
+
+def _record(adapter: Adapter, request: dict[str, Any], say: Say) -> None:
+    """Store what one call gives in the file that the request names; nothing is judged."""
+    try:
+        case = _case(request["case"])
+        arguments = {name: adapter.from_numpy(array) for name, array in case.inputs().items()}
+        result = adapter.to_numpy(adapter.run(case.op, arguments, case.digits, request["mode"]))
+        np.save(request["record"], to_bits(result))
+        implementation = adapter.implementation(case.op, arguments, case.digits)
+    except Exception as error:  # the process boundary
+        say({"raised": in_one_line(error)})
+    else:
+        say({"recorded": {"dtype": result.dtype.name, "implementation": implementation}})
 
 
 def _case(fields: dict[str, Any]) -> Judged:

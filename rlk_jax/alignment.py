@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from rlk_jax.checks import check_digits, check_floats
-from rlk_jax.devices import on_gpu
+from rlk_jax.devices import on_gpu, repeated
 from rlk_jax.floats import INFINITY, SMALLEST_NORMAL, magnitude, widened
 from rlk_jax.refusal import without_gradient
 
@@ -122,9 +122,9 @@ def tiles(length: int, step: int, body: Callable[[Any, Any], Any], out: Any) -> 
         return body(jnp.int32(0), out)
 
     def at(i: Array, out: Any) -> Any:
-        return body(jnp.minimum(i.astype(jnp.int32) * step, length - step), out)
+        return body(jnp.minimum(jnp.int32(i) * step, length - step), out)
 
-    return lax.fori_loop(0, -(-length // step), at, out)
+    return repeated(-(-length // step), at, out)
 
 
 _constant = without_gradient(

@@ -3,9 +3,12 @@
 The twin is rlk_torch/devices.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import Array, lax
 
 
 def device_of(x: Any) -> jax.Device | None:
@@ -25,3 +28,25 @@ def has_pallas(device: jax.Device | None = None) -> bool:
 def on_gpu() -> bool:
     """The default backend is a GPU: block sizes follow it, bits do not."""
     return jax.default_backend() == "gpu"
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """Mesh axes of `jax.shard_map` along which an array, or what stands for one, varies."""
+    kind = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    kind = getattr(kind, "manual_axis_type", None)
+    return frozenset() if kind is None else frozenset(kind.varying)
+
+
+def varying(x: Array, axes: frozenset[str]) -> Array:
+    """x, which all devices share, as one that varies along mesh axes: its gradient is then the sum over them."""
+    more = axes - varying_axes(x)
+    return lax.pcast(x, tuple(sorted(more)), to="varying") if more else x
+
+
+def repeated(count: int, body: Callable[[Any, Any], Any], carry: Any) -> Any:
+    """`lax.fori_loop`, whose carry varies from the start along the mesh axes that the body makes it vary along."""
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        for _ in range(2):  # what varies may pass from one part of the carry to another
+            after = jax.eval_shape(body, jnp.int32(0), carry)
+            carry = jax.tree.map(lambda x, y: varying(x, varying_axes(y)), carry, after)
+    return lax.fori_loop(0, count, body, carry)

@@ -15,7 +15,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
+from rlk_jax.devices import varying, varying_axes
 from rlk_jax.refusal import without_gradient
 
 # The kinds of operands of a term: tokens lie along the first axis, or all tokens share it; the arguments that a
@@ -69,7 +71,7 @@ class Mapped:
         return (self.size, *self.one.shape(*single))
 
     def transpose(self, cotangent: Array, tangent: Any, *operands: Array) -> Array:
-        """Gradients side by side, or, of an argument that all share, their sum in its dtype, first to last."""
+        """Gradients side by side, or, of an argument that all share, their sum in its dtype."""
         own, *flags = self.batched
         single = jax.ShapeDtypeStruct(tangent.shape[1:], tangent.dtype) if own else tangent
 
@@ -81,8 +83,9 @@ class Mapped:
         parts = cotangent, [x for x, moving in zip(operands, flags, strict=True) if moving]
         if own:
             return lax.map(gradient, parts)
-        zero = jnp.zeros(tangent.shape, tangent.dtype)
-        return lax.scan(lambda total, part: (total + gradient(part), None), zero, parts)[0]
+        zero = varying(jnp.zeros(tangent.shape, tangent.dtype), varying_axes(cotangent))
+        # Last to first, as torch adds them.
+        return lax.scan(lambda total, part: (total + gradient(part), None), zero, parts, reverse=True)[0]
 
 
 def differentiable(operator: Any, terms: Sequence[Term | None]) -> Callable[..., Array]:
@@ -107,7 +110,10 @@ def _bind(term: Term, tangent: Array, primals: tuple[Any, ...], position: int) -
     others = jax.tree.leaves([x for i, x in enumerate(primals) if i != position])
     cut = [lax.slice(x, (0,) * x.ndim, (0,) * x.ndim) for x in others if all(x is not y for y in needed)]
     own, other = (TOKENS, SHARED) if term.of_tokens else (SHARED, TOKENS)
-    return _linear.bind(tangent, *needed, *cut, term=term, kinds=(own, *[other] * len(needed), *[CUT] * len(cut)))
+    kinds = (own, *[other] * len(needed), *[CUT] * len(cut))
+    operands = [tangent, *needed, *cut]
+    axes = frozenset[str]().union(*map(varying_axes, operands))
+    return _linear.bind(*(varying(x, axes) for x in operands), term=term, kinds=kinds)
 
 
 _linear = Primitive("rlk_linear_term")
@@ -119,7 +125,10 @@ def _needed(kinds: tuple[str, ...], operands: Sequence[Any]) -> list[Any]:
 
 @_linear.def_abstract_eval
 def _(*operands: Any, term: Term | Mapped, kinds: tuple[str, ...]) -> Any:
-    return jax.core.ShapedArray(term.shape(*_needed(kinds, operands)), term.dtype)
+    """Varying along the mesh axes of the operands, which are the same for all; nothing else is said of sharding."""
+    shape = term.shape(*_needed(kinds, operands))
+    sharding = NamedSharding(operands[0].sharding.mesh, PartitionSpec(*[None] * len(shape)))
+    return operands[0].update(shape=shape, dtype=jnp.dtype(term.dtype), weak_type=False, sharding=sharding)
 
 
 def _forward_mode(*_: Any, term: Term | Mapped, **__: Any) -> Any:
@@ -154,22 +163,43 @@ def _batch(
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     operands = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims, strict=True)]
     moving = [d is not None for d in dims]
-    mapped = Mapped(term, tuple(_needed(kinds, moving)), size)
     shared = any(moves and kind == SHARED for moves, kind in zip(moving, kinds, strict=True))
-    if isinstance(term, Mapped) or shared or (kinds[0] == TOKENS and not moving[0]):
-        kinds = tuple(CUT if kind == CUT else SHARED for kind in kinds)
+    if shared or (kinds[0] == TOKENS and not moving[0]):
+        mapped = Mapped(term, tuple(_needed(kinds, moving)), size)
         return _linear.bind(*operands, term=mapped, kinds=kinds), 0
+    depths, levels = _depths(term, kinds)
+    single = [
+        jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if moves else x for x, moves in zip(operands, moving, strict=True)
+    ]
+    shape = term.shape(*_needed(kinds, single))
     more = [
-        _more_tokens(x, moves, size) if kind == TOKENS else x
-        for x, moves, kind in zip(operands, moving, kinds, strict=True)
+        _more_tokens(x, moves, size, depth) if kind == TOKENS else x
+        for x, moves, kind, depth in zip(operands, moving, kinds, depths, strict=True)
     ]
     out = _linear.bind(*more, term=term, kinds=kinds)
-    return out.reshape(mapped.shape(*_needed(kinds, operands))), 0
+    return out.reshape(*shape[:levels], size, *shape[levels:]), levels
 
 
-def _more_tokens(x: Array, moves: bool, size: int) -> Array:
-    tokens, *rest = x.shape[1:] if moves else x.shape
-    return (x if moves else jnp.broadcast_to(x, (size, *x.shape))).reshape(size * tokens, *rest)
+def _depths(term: Term | Mapped, kinds: tuple[str, ...]) -> tuple[list[int], int]:
+    """How many axes lie before the tokens of each operand, and of the output, since the term is taken one by one."""
+    needed = [0] * sum(kind != CUT for kind in kinds)
+    levels = 0
+    while isinstance(term, Mapped):
+        needed = [depth + flag for depth, flag in zip(needed, term.batched, strict=True)]
+        term, levels = term.one, levels + 1
+    rest = iter(needed)
+    return [0 if kind == CUT else next(rest) for kind in kinds], levels
+
+
+def _more_tokens(x: Array, moves: bool, size: int, depth: int) -> Array:
+    """The batch, in front or to be made, becomes more tokens, which lie behind `depth` axes."""
+    x = (
+        jnp.moveaxis(x, 0, depth)
+        if moves
+        else jnp.broadcast_to(jnp.expand_dims(x, depth), (*x.shape[:depth], size, *x.shape[depth:]))
+    )
+    before, (count, tokens, *rest) = x.shape[:depth], x.shape[depth:]
+    return x.reshape(*before, count * tokens, *rest)
 
 
 batching.primitive_batchers[_linear] = _batch

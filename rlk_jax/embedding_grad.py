@@ -3,6 +3,7 @@
 Section 6 of docs/contract.md. The twin is rlk_torch/embedding_grad.py.
 """
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -26,15 +27,20 @@ def term(dtype: Any, padding_idx: int | None) -> Term:
     """What the table [V, H] adds to the tangent of rows of this type, ids [N]."""
 
     def transpose(grad_rows: Array, table: Any, ids: Array) -> Array:
-        def gradient(ids: Array, grad_rows: Array) -> Array:
-            kept = ids if padding_idx is None else jnp.where(ids == padding_idx, -1, ids)
-            return grad_table(kept, grad_rows, table.shape[0], table.dtype)
-
-        return gradient_only(one_by_one(gradient), "embedding")(ids, grad_rows)
+        return _table_gradient(table.shape[0], table.dtype, padding_idx)(ids, grad_rows)
 
     return Term(
         "embedding", dtype, False, lambda ids, table: [ids], lambda own, ids: (ids.shape[0], own.shape[1]), transpose
     )
+
+
+@cache  # an eager transformation compiles anew for each new function
+def _table_gradient(vocab: int, dtype: Any, padding_idx: int | None) -> Callable[..., Array]:
+    def gradient(ids: Array, grad_rows: Array) -> Array:
+        kept = ids if padding_idx is None else jnp.where(ids == padding_idx, -1, ids)
+        return grad_table(kept, grad_rows, vocab, dtype)
+
+    return jax.jit(gradient_only(one_by_one(gradient), "embedding"))
 
 
 @partial(jax.jit, static_argnums=(2, 3))

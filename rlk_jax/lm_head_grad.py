@@ -3,7 +3,7 @@
 Section 6 of docs/contract.md. The twin is rlk_torch/lm_head_grad.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from rlk_jax.alignment import PLANE_MULTIPLE, Aligned, digit_planes, exponents, integers, padded, tiles
-from rlk_jax.devices import on_gpu
+from rlk_jax.devices import on_gpu, repeated
 from rlk_jax.differentiable import Term, gradient_only, more_rows, one_by_one
 from rlk_jax.floats import magnitude, narrowed, part, power_of_two_times, widened
 from rlk_jax.products import carried, group_sums, limb_bits, limbs, round_once, rounded_products, rounded_sum
@@ -52,23 +52,33 @@ def terms(dtype: Any) -> tuple[Term, Term, Term]:
 
 
 def _to_hidden(grad_logits: Array, hidden: Any, *parts: Array) -> Array:
-    def gradient(grad_logits: Array, weight: Array | Aligned) -> Array:
-        return grad_hidden(grad_logits, weight, hidden.dtype)
-
     weight, *flags = parts
     whole = Aligned(weight, flags[0], flags[1], hidden.shape[1]) if flags else weight
-    return _refusing(more_rows(gradient))(grad_logits, whole)
+    return _hidden_gradient(hidden.dtype)(grad_logits, whole)
 
 
 def _to_weight(grad_logits: Array, weight: Any, hidden: Array) -> Array:
-    return _refusing(one_by_one(lambda grad, hidden: grad_weight(grad, hidden, weight.dtype)))(grad_logits, hidden)
+    return _weight_gradient(weight.dtype)(grad_logits, hidden)
 
 
 def _to_bias(grad_logits: Array, bias: Any, _: Array) -> Array:
-    return _refusing(one_by_one(lambda grad: grad_bias(grad, bias.dtype)))(grad_logits)
+    return _bias_gradient(bias.dtype)(grad_logits)
 
 
-_refusing = partial(gradient_only, operator="lm_head")
+# Made once for a dtype: an eager transformation compiles anew for each new function.
+@cache
+def _hidden_gradient(dtype: Any) -> Callable[..., Array]:
+    return jax.jit(gradient_only(more_rows(lambda grad, weight: grad_hidden(grad, weight, dtype)), "lm_head"))
+
+
+@cache
+def _weight_gradient(dtype: Any) -> Callable[..., Array]:
+    return jax.jit(gradient_only(one_by_one(lambda grad, hidden: grad_weight(grad, hidden, dtype)), "lm_head"))
+
+
+@cache
+def _bias_gradient(dtype: Any) -> Callable[..., Array]:
+    return jax.jit(gradient_only(one_by_one(lambda grad: grad_bias(grad, dtype)), "lm_head"))
 
 
 @partial(jax.jit, static_argnums=2)
@@ -114,7 +124,7 @@ def _over_the_vocab(
     exponents_of_columns, bad_columns = (x[None, :] for x in columns)
 
     def chunk(i: Array, total: list[Array]) -> list[Array]:
-        begin = i.astype(jnp.int32) * step
+        begin = jnp.int32(i) * step
         start = jnp.minimum(begin, vocab - step)
         q = integers(part_of_rows(start), exponent, nonfinite, DIGITS)
         if vocab % step:  # the last chunk is moved back to end at the vocab: nothing may count twice
@@ -127,7 +137,7 @@ def _over_the_vocab(
 
     # Two digits more than a chunk has hold the sum of all.
     total = [jnp.zeros((width, rows) if turned else (rows, width), jnp.int32)] * (2 * DIGITS + 1)
-    total = lax.fori_loop(0, -(-vocab // step), chunk, total)
+    total = repeated(-(-vocab // step), chunk, total)
     total = [x.T for x in total] if turned else total
     r = round_once(total, exponent + exponents_of_columns - 2 * _WINDOW)
     return jnp.where(nonfinite | bad_columns, jnp.float32(jnp.nan), r)

@@ -53,7 +53,7 @@ def differentiable(name: str, operator: Any, setup_context: _Rule, backward: _Ru
     operator.register_vmap(vmap(operator))
 
     def in_eager_code(*args: Any) -> Any:
-        return Differentiable.apply(*args)
+        return torch.compiler.disable(Differentiable.apply)(*args)
 
     # What torch.compiler.disable sets; the decorator itself would import the compiler with this module.
     in_eager_code._torchdynamo_disable = True  # type: ignore[attr-defined]

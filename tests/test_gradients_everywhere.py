@@ -198,3 +198,26 @@ def test_jax_traces_only_the_gradients_that_are_asked_for(wanted):
     loss = jax.grad(lambda *operands: rlk_jax.lm_head(*operands).sum(), argnums=positions)
     traced = str(jax.make_jaxpr(loss)(HIDDEN, WEIGHT, BIAS))
     assert set(re.findall(r"name=grad_(\w+)", traced)) == set(wanted)
+
+
+@both
+def test_tokens_mapped_outside_of_weights_are_still_one_sum(framework):
+    hidden, weights, upstream = normal(5, 4, 6), normal(3, 7, 6, seed=1), normal(5, 3, 4, 7, seed=2)
+    head = framework.package.lm_head
+
+    def outputs(w):
+        inside = framework.vmap(head, (None, 0))
+        return framework.vmap(lambda h: inside(h, w), 0)(framework.array(hidden))
+
+    (actual,) = pull_back(framework, outputs, [framework.array(weights)], [0], framework.array(upstream))
+    for b in range(3):
+        expected = contract.lm_head_grads(upstream[:, b].reshape(20, 7), hidden.reshape(20, 6), weights[b])[1]
+        assert_bits_equal(actual[b], expected, context=f"weight {b}")
+
+
+def test_jax_without_jit_gives_the_same_gradients():
+    hidden, weight = jnp.asarray(normal(700, 5)), jnp.asarray(normal(700, 5, seed=1))
+    gradient = jax.grad(lambda h: JAX.package.lm_head(h, weight).sum())
+    expected = gradient(hidden)
+    with jax.disable_jit():
+        assert_bits_equal(gradient(hidden), expected)

@@ -168,7 +168,7 @@ def test_weights_of_a_batch_share_hidden_states_whose_gradients_are_added():
     hidden, weight, bias = over_a_batch((None, 0, 0), HIDDEN, MANY_WEIGHTS, MANY_BIASES)
     each = [expected(grad, HIDDEN, weight) for grad, weight in zip(MANY_GRADS, MANY_WEIGHTS, strict=True)]
     total = jnp.zeros_like(hidden)
-    for grads_of_one in each:
+    for grads_of_one in reversed(each):  # last to first, as torch does
         total = total + jnp.asarray(grads_of_one[0])
     assert_grads((hidden, weight, bias), [total, *stacked(each)[1:]])
 

@@ -100,7 +100,7 @@ def test_torch_refuses_forward_mode(way, name):
 
 @pytest.mark.parametrize("name", ["hidden", "table"])
 def test_torch_refuses_forward_mode_in_compiled_code(name):
-    with pytest.raises(NotImplementedError, match="^forward mode .* is not offered"):
+    with pytest.raises(NotImplementedError, match=r"^forward mode .* is not offered"):
         torch.compile(lambda x: torch.func.jvp(TORCH[name], (x,), (x,)))(ONES)
 
 

@@ -1,0 +1,81 @@
+"""A case on an adapter in a mode: how its calls are made, and how a transformed one is compared with the base."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosscheck.backends import Adapter
+from crosscheck.bits import Difference, compare
+from crosscheck.cases import Inputs
+from crosscheck.gradients import result_shape
+from crosscheck.invariance import Trial
+from crosscheck.verdict import Check
+
+__all__ = ["Bench", "Judged", "as_rows"]
+
+Array = NDArray[Any]
+
+
+class Judged(Protocol):
+    """What can be judged: a built-in `Case`, or a case on real tables."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def digits(self) -> int | None: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def thorough(self) -> bool: ...
+    @property
+    def shared_out(self) -> bool: ...
+    def inputs(self) -> Inputs: ...
+    def to_json(self) -> dict[str, Any]: ...
+
+
+class Bench:
+    """`weight`: the adapter's copy of the weight, which calls share once it is set."""
+
+    def __init__(self, adapter: Adapter, case: Judged, mode: str) -> None:
+        self.adapter, self.case, self.mode = adapter, case, mode
+        self.inputs = case.inputs()
+        self.weight: Any = None
+
+    def arguments(self, inputs: Inputs, layout: Mapping[str, str] | None = None) -> dict[str, Any]:
+        return {name: self._argument(array, (layout or {}).get(name)) for name, array in inputs.items()}
+
+    def _argument(self, array: Array, layout: str | None) -> Any:
+        if layout is not None:
+            return self.adapter.place(array, layout)
+        if self.weight is not None and array is self.inputs["weight"]:
+            return self.weight
+        return self.adapter.from_numpy(array)
+
+    def look_after(self, arguments: dict[str, Any], check: Check) -> None:
+        """Enter whether the call left its arguments alone; a weight that it did is used again."""
+        for name, array in self.inputs.items():
+            change = compare(self.adapter.to_numpy(arguments[name]), array)
+            check.enter(f"{name} after the call", change)
+            if change is None and name == "weight":
+                self.weight = arguments[name]
+
+    def run(self, arguments: dict[str, Any]) -> Array:
+        return self.adapter.to_numpy(self.adapter.run(self.case.op, arguments, self.case.digits, self.mode))
+
+    def difference(self, trial: Trial[Array], base: Array) -> Difference | None:
+        """How the transformed calls differ from the untransformed result [rows, width]."""
+        results = []
+        for inputs in trial.calls:
+            result, shape = self.run(self.arguments(inputs, trial.layout)), result_shape(inputs)
+            if result.shape != shape or result.dtype != base.dtype:
+                return compare(result, np.broadcast_to(np.zeros((), base.dtype), shape))
+            results.append(as_rows(result))
+        return compare(trial.join(results), trial.expected(base))
+
+
+def as_rows(result: Array) -> Array:
+    return result.reshape(int(np.prod(result.shape[:-1])), result.shape[-1])

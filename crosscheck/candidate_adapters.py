@@ -1,0 +1,215 @@
+"""Adapters whose operator is a candidate: a user's own function, in PyTorch or JAX.
+
+The function is called with hidden states or token ids, and the weight, in this order. By name it gets `bias`,
+`digits` and `check_ids`, those of them that its signature has and that the call has; where there is no signature to
+read, as of a builtin, a bias comes third. What a candidate has not is `NotOffered`, and no failure of its own.
+
+The candidate's module is imported here, in the candidate's process, after its framework.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crosscheck.backends import Call, JaxAdapter, TorchAdapter
+from crosscheck.gradients import wanted
+from crosscheck.verdict import NotOffered, in_one_line
+
+__all__ = ["Candidate", "JaxCandidate", "TorchCandidate", "load"]
+
+BY_NAME = ("bias", "digits", "check_ids")
+Function = Callable[..., Any]
+
+
+def load(target: str) -> Function:
+    """The callable "module:function"; modules of the current directory are found.
+
+    Raises:
+        ValueError: the reason why there is none, in words.
+    """
+    module, _, path = target.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path[:1]:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # whatever the module does when it is imported
+        raise ValueError(f"{module} cannot be imported: {in_one_line(error)}") from error
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise ValueError(f"{module} has no {path}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise ValueError(f"{target} is a {type(found).__name__}; expected a function")
+    function: Function = found
+    return function
+
+
+class Candidate:
+    """What the two adapters share."""
+
+    function: Function
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.named: tuple[str, ...] = ()
+        self.bias_third = False
+        self.differentiable: set[tuple[Any, ...]] = set()
+
+    def take(self) -> str | None:
+        """Import the function; the reason where that cannot be done."""
+        try:
+            self.function = load(self.target)
+        except ValueError as error:
+            return str(error)
+        try:
+            parameters = inspect.signature(self.function).parameters
+        except (ValueError, TypeError):
+            self.bias_third = True
+        else:
+            everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+            self.named = tuple(name for name in BY_NAME if everything or name in parameters)
+        return None
+
+    def called(self, op: str) -> Function:
+        """The function as an operator: arguments by name, of which it gets what it accepts."""
+        function, named, bias_third = self.function, self.named, self.bias_third
+        first = "token_ids" if op.startswith("embedding") else "hidden"
+
+        def call(**arguments: Any) -> Any:
+            tensors = [arguments[first], arguments["weight"]]
+            if bias_third and "bias" in arguments:
+                tensors.append(arguments["bias"])
+            return function(*tensors, **{name: arguments[name] for name in named if name in arguments})
+
+        return call
+
+    def implementation(self, op: str, inputs: Call | None = None, digits: int | None = None) -> str:
+        return self.target
+
+    def uncompared(self, op: str, inputs: Call, digits: int | None) -> str | None:
+        """Why its bits cannot be held against the contract's: it cannot be told the case's digits."""
+        own = 4 if op == "lm_head_fp32" or str(getattr(inputs.get("hidden"), "dtype", "")).endswith("float32") else 3
+        if digits in (None, own) or "digits" in self.named:
+            return None
+        return f"it takes no digits, and the case has {digits} in place of the operator's own choice, {own}"
+
+    def refuse(self, inputs: Call) -> None:
+        if "bias" in inputs and not self.bias_third and "bias" not in self.named:
+            raise NotOffered("it takes no bias")
+
+
+def _or_eagerly(call: Callable[[str], Any], mode: str, what: str) -> Any:
+    """The call in its mode; where that fails and eager code does not, what cannot be done is to compile."""
+    if mode == "eager":
+        return call(mode)
+    try:
+        return call(mode)
+    except NotOffered:
+        raise
+    except Exception as error:
+        call("eager")
+        raise NotOffered(f"{what} cannot be compiled: {in_one_line(error)}") from error
+
+
+class TorchCandidate(Candidate, TorchAdapter):
+    def __init__(self, device: str, threads: int, target: str) -> None:
+        TorchAdapter.__init__(self, device, threads)
+        Candidate.__init__(self, target)
+
+    def available(self) -> str | None:
+        return TorchAdapter.available(self) or self.take()
+
+    def operator(self, op: str) -> Function:
+        return self.called(op)
+
+    def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
+        self.refuse(inputs)
+        return _or_eagerly(lambda mode: TorchAdapter.run(self, op, inputs, digits, mode), mode, "it")
+
+    def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
+        self.refuse(inputs)
+        self._differentiate(op, inputs, digits)
+        found: Call = _or_eagerly(
+            lambda mode: TorchAdapter.gradients(self, op, inputs, grad, digits, mode), mode, "its gradient"
+        )
+        return found
+
+    def _differentiate(self, op: str, inputs: Call, digits: int | None) -> None:
+        """Once for each kind of call: whether there are gradients at all."""
+        import torch
+
+        kind = (op, *inputs)
+        if kind in self.differentiable:
+            return
+        names = wanted(inputs)
+        leaves = {name: x.detach().clone().requires_grad_(name in names) for name, x in inputs.items()}
+        try:
+            options = {"check_ids": False} if op.startswith("embedding") else {"digits": digits} if digits else {}
+            result = self.operator(op)(**leaves, **options)
+        except Exception as error:
+            raise NotOffered(f"no gradients: with arguments that require them, {in_one_line(error)}") from error
+        if not result.requires_grad:
+            raise NotOffered("no gradients: its result does not require any")
+        try:
+            found = torch.autograd.grad(
+                result, [leaves[name] for name in names], torch.zeros_like(result), allow_unused=True
+            )
+        except NotImplementedError as error:
+            raise NotOffered(f"no gradients: {in_one_line(error)}") from error
+        missing = [name for name, gradient in zip(names, found, strict=True) if gradient is None]
+        if missing:
+            raise NotOffered(f"no gradient of {' and of '.join(missing)}")
+        self.differentiable.add(kind)
+
+
+class JaxCandidate(Candidate, JaxAdapter):
+    def __init__(self, device: str, threads: int, target: str) -> None:
+        JaxAdapter.__init__(self, device, threads)
+        Candidate.__init__(self, target)
+
+    def available(self) -> str | None:
+        return JaxAdapter.available(self) or self.take()
+
+    def operator(self, op: str) -> Function:
+        """Ids come as JAX arrays: those of 64 bits are narrowed where JAX is not in 64-bit mode."""
+        call = self.called(op)
+
+        def on_device(**arguments: Any) -> Any:
+            return call(**{name: self._put(x) if isinstance(x, np.ndarray) else x for name, x in arguments.items()})
+
+        return on_device
+
+    def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
+        self.refuse(inputs)
+        return _or_eagerly(lambda mode: JaxAdapter.run(self, op, inputs, digits, mode), mode, "it")
+
+    def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
+        self.refuse(inputs)
+        self._differentiate(op, inputs, digits)
+        found: Call = _or_eagerly(
+            lambda mode: JaxAdapter.gradients(self, op, inputs, grad, digits, mode), mode, "its gradient"
+        )
+        return found
+
+    def _differentiate(self, op: str, inputs: Call, digits: int | None) -> None:
+        """Once for each kind of call, and without computing anything: whether JAX knows how."""
+        import jax
+
+        kind = (op, *inputs)
+        if kind in self.differentiable:
+            return
+        some = {name: inputs[name] for name in wanted(inputs)}
+        others = {name: x for name, x in inputs.items() if name not in some}
+        options = {"check_ids": False} if op.startswith("embedding") else {"digits": digits} if digits else {}
+        operator = self.operator(op)
+        try:
+            jax.eval_shape(lambda some: jax.vjp(lambda some: operator(**others, **some, **options), some)[0], some)
+        except Exception as error:
+            raise NotOffered(f"no gradients: {in_one_line(error)}") from error
+        self.differentiable.add(kind)

@@ -1,0 +1,258 @@
+"""The commands on goldens: `golden write`, `golden verify`, `record` and `compare`.
+
+Exit codes: 0 every output has the same bits, 1 one differs or a backend gave no answer, 2 what cannot be used or
+compared, 130 interrupted.
+"""
+
+import functools
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import ml_dtypes
+import numpy as np
+
+from crosscheck.cli_cases import Unusable, case_options, chosen_cases, matching
+from crosscheck.golden_compare import Findings, compare_goldens, verify_golden
+from crosscheck.golden_record import NoAnswer, record
+from crosscheck.golden_write import SAMPLE_ROWS, WHOLE_UP_TO, contract_answers, cpu_features, made_by, write_golden
+from crosscheck.goldens import Golden, GoldenError, open_golden
+from crosscheck.judge import Judged
+from crosscheck.progress import shown
+from crosscheck.registry import BACKENDS, Backend
+from crosscheck.runner import BackendMissing, fair_threads
+
+__all__ = ["COMMANDS"]
+
+EXIT_NO_ANSWER, EXIT_INTERRUPTED = 1, 130
+SHOWN = 20  # sentences of a kind, without --verbose
+FOLDER = click.Path(path_type=Path)
+_WRITING = (
+    click.option("--whole-up-to", type=click.IntRange(0), default=WHOLE_UP_TO, show_default=True, metavar="BYTES",
+                 help="Larger arrays are stored as digests of their rows, and some rows."),
+    click.option("--sample-rows", type=click.IntRange(1), default=SAMPLE_ROWS, show_default=True,
+                 help="How many rows of a larger array are stored, evenly spread."),
+    click.option("--force", is_flag=True, help="Replace a golden that is there."),
+)  # fmt: skip
+_filter = click.option("--filter", "pattern", default="*", metavar="GLOB", help="Only cases whose id matches.")
+_verbose = click.option("--verbose", is_flag=True, help=f"Show every difference, not the first {SHOWN}.")
+
+
+def _writes(command: Any) -> Any:
+    for option in reversed(_WRITING):
+        command = option(command)
+    return command
+
+
+def _plainly(command: Callable[..., None]) -> Callable[..., None]:
+    """Every fault as one sentence on stderr; SIGTERM, which a scheduler sends, clears away as Ctrl-C does."""
+
+    @functools.wraps(command)
+    def plain(*arguments: Any, **options: Any) -> None:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            command(*arguments, **options)
+        except (GoldenError, BackendMissing) as error:
+            raise Unusable(str(error)) from error
+        except OSError as error:
+            raise Unusable(f"{error.filename or 'a file'} cannot be used: {error.strerror}") from error
+        except NoAnswer as error:
+            click.echo(f"crosscheck: {error}; nothing was written", err=True)
+            sys.exit(EXIT_NO_ANSWER)
+        except KeyboardInterrupt:
+            click.echo("crosscheck: interrupted; no golden was written", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    return plain
+
+
+# Writing -----------------------------------------------------------------------------------------------
+@click.group("golden")
+def golden_group() -> None:
+    """Write the contract's inputs and outputs as files, and verify such files."""
+
+
+@golden_group.command("write")
+@click.argument("folder", type=FOLDER)
+@case_options
+@_writes
+@click.pass_context
+@_plainly
+def write_command(context: click.Context, folder: Path, **options: Any) -> None:
+    """Write inputs, and the outputs that the contract gives for them, to FOLDER."""
+    cases = _announced(context, options)
+    with _progress("contract", len(cases)) as heard:
+        size = write_golden(
+            folder, contract_answers(cases, heard), _this_process(), whole_up_to=options["whole_up_to"],
+            sample_rows=options["sample_rows"], force=options["force"],
+        )  # fmt: skip
+    _say_written(folder, len(cases), size)
+
+
+@click.command("record")
+@click.option("-o", "--output", "folder", required=True, type=FOLDER, help="The golden to write.")
+@click.option("--backend", "name", required=True, help="The backend to run; crosscheck info lists them.")
+@click.option("--mode", help="How to run it; its first mode where not given.")
+@case_options
+@_writes
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True,
+              help="Seconds for one case.")  # fmt: skip
+@click.pass_context
+@_plainly
+def record_command(context: click.Context, folder: Path, name: str, mode: str | None, **options: Any) -> None:
+    """Run a backend on each case once, in a process of its own, and store inputs and outputs.
+
+    A golden from another machine, or of another backend, is compared with it by crosscheck compare.
+    """
+    known: Mapping[str, Backend] = context.obj or BACKENDS
+    if name not in known:
+        raise Unusable(f"no backend {name!r}; the known ones are {', '.join(known)}")
+    backend = known[name]
+    mode = backend.modes[0] if mode is None else mode
+    if mode not in backend.modes:
+        raise Unusable(f"{name} has no mode {mode!r}; expected one of {', '.join(backend.modes)}")
+    cases = _announced(context, options)
+    with _progress(name, len(cases)) as heard:
+        size = record(
+            folder, cases, backend, mode, timeout=options["timeout"], whole_up_to=options["whole_up_to"],
+            sample_rows=options["sample_rows"], force=options["force"], heard=heard,
+        )  # fmt: skip
+    _say_written(folder, len(cases), size)
+
+
+def _announced(context: click.Context, options: Mapping[str, Any]) -> list[Judged]:
+    cases, notes = chosen_cases(context, options)
+    for note in notes:
+        if not note.startswith("gradients"):  # a golden has none
+            click.echo(f"note: {note}")
+    return cases
+
+
+def _this_process() -> dict[str, Any]:
+    said = {
+        "device": "cpu",
+        "versions": {"python": platform.python_version(), "ml_dtypes": ml_dtypes.__version__},
+        "threads": fair_threads(1),
+    }
+    return made_by("numpy", "eager", said, os.environ)
+
+
+def _say_written(folder: Path, cases: int, size: int) -> None:
+    click.echo(f"written: {folder}, {_cases(cases)}, {size / 1e6:.1f} MB")
+
+
+# Comparing ---------------------------------------------------------------------------------------------
+@golden_group.command("verify")
+@click.argument("folder", type=FOLDER)
+@_filter
+@_verbose
+@_plainly
+def verify_command(folder: Path, pattern: str, verbose: bool) -> None:
+    """Compute the contract's outputs again from the inputs in FOLDER, with NumPy alone, and compare.
+
+    Also of a recording: whether the backend gave the contract's bits.
+    """
+    golden = open_golden(folder)
+    _describe("golden", golden)
+    features = cpu_features()
+    click.echo(f"contract  computed here: numpy {np.__version__}, instruction set {features[-1] if features else '?'}")
+    with _progress("verify", len(golden.cases)) as heard:
+        findings = verify_golden(golden, matching(pattern), heard)
+    _conclude(findings, verbose, "the contract's bits")
+
+
+@click.command("compare")
+@click.argument("actual", type=FOLDER)
+@click.argument("expected", type=FOLDER)
+@_filter
+@_verbose
+@_plainly
+def compare_command(actual: Path, expected: Path, pattern: str, verbose: bool) -> None:
+    """Compare the outputs in two goldens, bit for bit; no framework and no backend is needed.
+
+    Exit code 0: equal. 1: an output differs. 2: something cannot be compared: cases or arrays that one side has not,
+    other inputs, another contract, a damaged file.
+    """
+    got, want = open_golden(actual), open_golden(expected)
+    _describe("actual", got)
+    _describe("expected", want)
+    with _progress("compare", len(got.cases)) as heard:
+        findings = compare_goldens(got, want, matching(pattern), heard)
+    _conclude(findings, verbose, "the same bits")
+
+
+def _describe(side: str, golden: Golden) -> None:
+    """Who made a golden, with what, and what ran. The manifest is another's: whatever is there is only shown."""
+    made = golden.made_by
+    versions, machine, environment = (_fields(made.get(name)) for name in ("versions", "machine", "environment"))
+    features = made.get("cpu_features")
+    best = features[-1] if isinstance(features, list) and features else "not recorded"
+    runs = sorted({case.implementation for case in golden.cases.values()})
+    parts = [
+        f"{golden.folder}: {_cases(len(golden.cases))} of {made.get('backend')}, {made.get('mode')}",
+        f"device {made.get('device')}, runs {', '.join(runs)}",
+        ", ".join(f"{what} {number}" for what, number in versions.items()),
+        f"{machine.get('processor')}, instruction set {best}",
+        f"{golden.contract}, crosscheck {golden.crosscheck}",
+    ]
+    click.echo(f"{side:9} {parts[0]}")
+    for part in parts[1:]:
+        click.echo(f"{'':10}{part}")
+    if environment:
+        click.echo(f"{'':10}environment " + " ".join(f"{name}={value}" for name, value in environment.items()))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _conclude(findings: Findings, verbose: bool, same: str) -> None:
+    """Every finding, the last line, and the exit code."""
+    for word, sentences in (("UNUSABLE", findings.unusable), ("DIFFERENT", findings.different)):
+        kept = sentences if verbose else sentences[:SHOWN]
+        for sentence in kept:
+            click.echo(f"{word} {sentence}")
+        if len(kept) < len(sentences):
+            click.echo(f"... and {len(sentences) - len(kept)} more; --verbose shows all")
+    counts = [
+        f"{len(findings.different)} with other bits" if findings.different else "",
+        f"{len(findings.unusable)} not comparable" if findings.unusable else "",
+        f"{len(findings.equal)} equal" if findings.equal else "",
+    ]
+    if findings.exit_code == 0:
+        click.echo(f"EQUAL: every output has {same} ({_cases(len(findings.equal))})")
+    else:
+        word = "DIFFERENT" if findings.different else "UNUSABLE"
+        click.echo(f"{word}: {', '.join(count for count in counts if count)}")
+    sys.exit(findings.exit_code)
+
+
+def _cases(count: int) -> str:
+    return f"{count} case" if count == 1 else f"{count} cases"
+
+
+@contextmanager
+def _progress(name: str, total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal; the callable that it gives is told which case begins."""
+    with shown({name: total}) as bar:
+        begun = 0
+
+        def heard(case_id: str) -> None:
+            nonlocal begun
+            if begun:
+                bar(name, "")
+            begun += 1
+            bar(name, case_id)
+
+        yield heard
+
+
+COMMANDS: tuple[click.Command, ...] = (golden_group, record_command, compare_command)

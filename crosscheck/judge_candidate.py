@@ -1,0 +1,111 @@
+"""What is judged of a candidate alone: bad ids, in how few rows it depends on the batch, and which values differ."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosscheck.bench import Bench, as_rows
+from crosscheck.bits import compare, to_bits
+from crosscheck.calls import Call
+from crosscheck.invariance import Trial, trials
+from crosscheck.rounding import quiet_nan
+from crosscheck.verdict import Check
+
+__all__ = ["BAD_ID", "BATCH", "VOCAB", "nature", "of_nan_alone", "smallest_batch", "try_bad_ids"]
+
+Array = NDArray[Any]
+BAD_ID = "the last id is"
+BATCH = ("population", "position", "neighbours", "padding", "chunking")
+# Trials of those columns that change the vocab around a row, and not the batch.
+VOCAB = (
+    "vocab shuffled", "vocab in two shards", "every second weight row replaced by NaN",
+    "table rows that no id names replaced by NaN",
+)  # fmt: skip
+
+
+def nature(result: Array, expected: Array) -> str:
+    """What kind of values alone differ, in words; nothing where it is any, or a dtype or a shape."""
+    if result.dtype != expected.dtype or result.shape != expected.shape or result.dtype.kind in "biu":
+        return ""
+    differs = np.asarray(to_bits(result) != to_bits(expected))
+    got, want = result[differs].astype(np.float64), expected[differs].astype(np.float64)
+    nans, zeros = np.isnan(got) & np.isnan(want), (got == 0) & (want == 0)
+    if not got.size or not (nans | zeros).all():
+        return ""
+    kinds = [what for what, there in (("NaN patterns", nans), ("signs of zeros", zeros)) if there.any()]
+    return " and ".join(kinds)
+
+
+def of_nan_alone(difference: Mapping[str, Any] | None) -> bool:
+    """Whether NaN became another NaN and nothing else is known to have changed; also where a call raised."""
+    if difference is None:
+        return True
+    first = [difference["actual"], difference["expected"]]
+    return difference["max_ulp"] is None and all(isinstance(x, float) and math.isnan(x) for x in first)
+
+
+def try_bad_ids(bench: Bench, result: Array, check: Check, announce: Callable[[str], None]) -> None:
+    """The last id is not in the vocab: an error, or a row of quiet NaN, and never another row."""
+    if "token_ids" not in bench.inputs:
+        return
+    call = Call(bench.inputs, np.random.default_rng(0))
+    for bad in (len(call.weight), -1):
+        name, limits = f"{BAD_ID} {bad}", np.iinfo(call.rows.dtype)
+        if getattr(bench.adapter, "device", "") == "cuda":
+            check.leave_out(name, "on a GPU an error of a kernel ends the process for all further calls")
+        elif not len(call.rows) or not limits.min <= bad <= limits.max:
+            check.leave_out(name, "the case has no ids, or none that is so")
+        else:
+            announce(name)
+            rows, expected = call.rows.copy(), as_rows(result).copy()
+            rows[-1] = bad
+            expected[-1] = quiet_nan(expected.dtype).view(expected.dtype)
+            try:
+                found = as_rows(bench.run(bench.arguments(call.with_rows(rows))))
+            except Exception:  # a refusal is what a bad id is to get
+                check.enter(name, None)
+            else:
+                check.enter(name, compare(found, expected))
+
+
+def smallest_batch(bench: Bench, checks: Mapping[str, Check]) -> dict[str, Any] | None:
+    """The first transform of the batch that broke the candidate, and the fewest first rows of the case that show it.
+
+    Sizes are doubled until one shows it, then bisected: of sizes that come and go, one is found.
+    """
+    broke = next(_broken(checks), None)
+    if broke is None:
+        return None
+    call = Call(bench.inputs, np.random.default_rng(0))
+    count, low, high = len(call.rows), 0, 1
+    while high < count and not _shows(bench, call, broke, high):
+        low, high = high, 2 * high
+    high = min(high, count)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _shows(bench, call, broke, middle) else (middle, high)
+    return {"transform": broke, "rows": high}
+
+
+def _broken(checks: Mapping[str, Check]) -> Iterator[str]:
+    for column in BATCH:
+        for failure in checks[column].failed:
+            if failure.trial not in VOCAB and not of_nan_alone(failure.difference):
+                yield failure.trial
+
+
+def _shows(bench: Bench, call: Call, transform: str, rows: int) -> bool:
+    fewer = call.with_rows(call.rows[:rows])
+    for attempt in trials(fewer, bench.case.seed):
+        if isinstance(attempt, Trial) and attempt.name == transform:
+            try:
+                base = as_rows(bench.run(bench.arguments(fewer)))
+                difference = bench.difference(attempt, base)
+                return difference is not None and not of_nan_alone(asdict(difference))
+            except Exception:  # it has no answer for this size, so this size shows nothing
+                return False
+    return False
