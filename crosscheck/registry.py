@@ -30,15 +30,15 @@ class Backend:
     def takes_gradients(self, mode: str, seed: int) -> bool:
         """Whether a mode takes the gradients of a case, by the case's seed.
 
-        A gradient costs a compilation of a second and more. Where all modes compile they share most of the cases out,
-        by bits that fall evenly on operators and dtypes of the default suite, and leave the others; but a candidate has
-        each of its cases taken in one mode.
+        A gradient costs a compilation of a second and more. Where all modes compile they share a third of the cases
+        out, by bits that fall evenly on operators and dtypes of the default suite, and leave the others; but a
+        candidate has each of its cases taken in one mode.
         """
         if len(self.compiling) < len(self.modes):
             return True
-        left_out = 0 if self.target else 1
-        turn = (seed >> 28) % (len(self.modes) + left_out) + (1 - left_out)
-        return turn > 0 and self.modes[turn - 1] == mode
+        turns, first = (len(self.modes), 0) if self.target else (3 * len(self.modes), 1)
+        turn = (seed >> 28) % turns - first
+        return 0 <= turn < len(self.modes) and self.modes[turn] == mode
 
     def environment(self, threads: int) -> dict[str, str]:
         """Variables that libraries read when they start; NPROC is XLA's."""

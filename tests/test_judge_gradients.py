@@ -135,7 +135,7 @@ def test_a_mode_may_leave_the_gradients_to_another():
     assert check.not_applicable == [{"trial": "any", "reason": OTHER_MODE}]
 
 
-def test_gradients_are_taken_in_every_mode_or_shared_out_over_most_cases_and_every_operator_and_dtype():
+def test_gradients_are_taken_in_every_mode_or_shared_out_over_a_third_of_the_cases_and_every_operator_and_dtype():
     for case in SUITE:
         assert all(BACKENDS["torch-cpu"].takes_gradients(mode, case.seed) for mode in ("eager", "compile"))
         assert sum(BACKENDS["jax-cpu"].takes_gradients(mode, case.seed) for mode in ("eager", "jit")) <= 1
@@ -150,7 +150,7 @@ def test_gradients_are_taken_in_every_mode_or_shared_out_over_most_cases_and_eve
         assert {dtype for _, dtype, m in taken if m == mode} == {"bf16", "fp16", "fp32"}
     assert {op for op, _, _ in taken} == {case.op for case in SUITE}
     judged_cases = [c for c in SUITE if any(BACKENDS["jax-cpu"].takes_gradients(m, c.seed) for m in ("eager", "jit"))]
-    assert len(judged_cases) > 0.7 * len(SUITE)
+    assert len(judged_cases) >= len(SUITE) / 3
 
 
 def test_the_gradients_reach_the_process_of_a_backend():
