@@ -64,28 +64,41 @@ class Mapped:
         return self.one.dtype
 
     def shape(self, *operands: Any) -> tuple[int, ...]:
-        single = [
-            jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if moving else x
-            for x, moving in zip(operands, self.batched, strict=True)
-        ]
-        return (self.size, *self.one.shape(*single))
+        return (self.size, *self.one.shape(*_of_one(operands, self.batched)))
 
     def transpose(self, cotangent: Array, tangent: Any, *operands: Array) -> Array:
         """Gradients side by side, or, of an argument that all share, their sum in its dtype."""
         own, *flags = self.batched
-        single = jax.ShapeDtypeStruct(tangent.shape[1:], tangent.dtype) if own else tangent
+        (single,) = _of_one([tangent], [own])
 
-        def gradient(parts: tuple[Array, list[Array]]) -> Array:
-            rest = iter(parts[1])
-            every = [next(rest) if moving else x for x, moving in zip(operands, flags, strict=True)]
-            return self.one.transpose(parts[0], single, *every)
+        def transposed(cotangent: Array, *operands: Array) -> Array:
+            return self.one.transpose(cotangent, single, *operands)
 
-        parts = cotangent, [x for x, moving in zip(operands, flags, strict=True) if moving]
+        gradient, parts = _members(transposed, [cotangent, *operands], [True, *flags])
         if own:
             return lax.map(gradient, parts)
         zero = varying(jnp.zeros(tangent.shape, tangent.dtype), varying_axes(cotangent))
         # Last to first, as torch adds them.
         return lax.scan(lambda total, part: (total + gradient(part), None), zero, parts, reverse=True)[0]
+
+
+def _of_one(operands: Sequence[Any], batched: Sequence[bool]) -> list[Any]:
+    """Shapes of one member: the batch is the first axis of some operands."""
+    return [
+        jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if moving else x for x, moving in zip(operands, batched, strict=True)
+    ]
+
+
+def _members(
+    function: Callable[..., Any], arguments: Sequence[Any], batched: Sequence[bool]
+) -> tuple[Callable[[list[Any]], Any], list[Any]]:
+    """The function of the batched arguments alone, for loops over their first axis, and those arguments."""
+
+    def one(parts: list[Any]) -> Any:
+        rest = iter(parts)
+        return function(*(next(rest) if moving else x for x, moving in zip(arguments, batched, strict=True)))
+
+    return one, [x for x, moving in zip(arguments, batched, strict=True) if moving]
 
 
 def differentiable(operator: Any, terms: Sequence[Term | None]) -> Callable[..., Array]:
@@ -168,10 +181,7 @@ def _batch(
         mapped = Mapped(term, tuple(_needed(kinds, moving)), size)
         return _linear.bind(*operands, term=mapped, kinds=kinds), 0
     depths, levels = _depths(term, kinds)
-    single = [
-        jax.ShapeDtypeStruct(x.shape[1:], x.dtype) if moves else x for x, moves in zip(operands, moving, strict=True)
-    ]
-    shape = term.shape(*_needed(kinds, single))
+    shape = term.shape(*_needed(kinds, _of_one(operands, moving)))
     more = [
         _more_tokens(x, moves, size, depth) if kind == TOKENS else x
         for x, moves, kind, depth in zip(operands, moving, kinds, depths, strict=True)
@@ -215,15 +225,11 @@ def more_rows(function: Callable[..., Array]) -> Callable[..., Array]:
             out = batched(rows.reshape(size * rows.shape[1], *rows.shape[2:]), *others)
             return out.reshape(size, rows.shape[1], *out.shape[1:]), True
         leaves, tree = jax.tree.flatten((rows, *others))
-        flags = jax.tree.leaves(in_batched)
-        moving = [x for x, flag in zip(leaves, flags, strict=True) if flag]
 
-        def one(parts: list[Array]) -> Array:
-            rest = iter(parts)
-            every = [next(rest) if flag else x for x, flag in zip(leaves, flags, strict=True)]
-            return batched(*jax.tree.unflatten(tree, every))
+        def of_leaves(*leaves: Array) -> Array:
+            return batched(*jax.tree.unflatten(tree, leaves))
 
-        return lax.map(one, moving), True
+        return lax.map(*_members(of_leaves, leaves, jax.tree.leaves(in_batched))), True
 
     return batched
 

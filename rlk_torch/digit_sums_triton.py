@@ -42,6 +42,19 @@ def plane_sums_kernel(planes, out, count, plane_stride, DIGITS: tl.constexpr, BL
 
 
 @triton.jit
+def tile_of(rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr):
+    """The first row and column of this program's tile. GROUP columns of tiles go together, and share the cache."""
+    tiles_n = tl.cdiv(rows, ROWS)
+    tiles_v = tl.cdiv(columns, COLUMNS)
+    pid = tl.program_id(0)
+    first = (pid // (GROUP * tiles_n)) * GROUP
+    size = tl.minimum(tiles_v - first, GROUP)
+    at_v = (first + (pid % (GROUP * tiles_n)) % size) * COLUMNS
+    at_n = ((pid % (GROUP * tiles_n)) // size) * ROWS
+    return at_n, at_v
+
+
+@triton.jit
 def _coefficient(p, DIGITS: tl.constexpr):
     """What product p weighs in D, B = 128: first the sums (highest pair first), then the digits, highest last."""
     if DIGITS == 2:
@@ -68,13 +81,7 @@ def many_rows_kernel(
     it is small, so all of them are exact.
     """
     SUMS: tl.constexpr = DIGITS * (DIGITS - 1) // 2
-    tiles_n = tl.cdiv(rows, ROWS)
-    tiles_v = tl.cdiv(columns, COLUMNS)
-    pid = tl.program_id(0)
-    first = (pid // (GROUP * tiles_n)) * GROUP
-    size = tl.minimum(tiles_v - first, GROUP)
-    at_v = (first + (pid % (GROUP * tiles_n)) % size) * COLUMNS
-    at_n = ((pid % (GROUP * tiles_n)) // size) * ROWS
+    at_n, at_v = tile_of(rows, columns, ROWS, COLUMNS, GROUP)
     steps = width // DEPTH
     total = tl.zeros((ROWS, COLUMNS), tl.float64)
     acc = tl.zeros((ROWS, COLUMNS), tl.int32)
@@ -129,22 +136,26 @@ def many_rows_triton(
 ) -> None:
     """Fill logits out [N, v] (any row stride) of many rows; weight may be a view of some rows of a table."""
     rows, columns, width = hidden.shape[0], weight.shape[0], hidden.planes.shape[2]
-    config = {**_TILES, "DEPTH": 128 if width % 128 == 0 else 64, **(config or {})}
-    plane_rows = weight.planes.stride(0) // width
-    lines = (weight.digits - 1) * plane_rows + columns
-    planes = weight.planes.as_strided((lines, width), (width, 1))  # from the first row asked for to the last
+    config = {**_TILES, "DEPTH": depth(width), **(config or {})}
     grid = (triton.cdiv(rows, config["ROWS"]) * triton.cdiv(columns, config["COLUMNS"]),)
     many_rows_kernel[grid](
-        _tiles(hidden.planes, config["ROWS"], config), _tiles(plane_sums(hidden.planes), config["ROWS"], config),
-        _tiles(planes, config["COLUMNS"], config), _tiles(plane_sums(weight.planes), config["COLUMNS"], config),
+        tiles(hidden.planes, "ROWS", config), tiles(plane_sums(hidden.planes), "ROWS", config),
+        tiles(weight.planes, "COLUMNS", config), tiles(plane_sums(weight.planes), "COLUMNS", config),
         hidden.exponent, hidden.nonfinite.view(torch.int8), weight.exponent, weight.nonfinite.view(torch.int8),
         out if bias is None else bits_of(bias), bits_of(out),
-        rows, columns, plane_rows, out.stride(0), width,
+        rows, columns, weight.planes.stride(0) // width, out.stride(0), width,
         DIGITS=hidden.digits, BIAS="" if bias is None else str(bias.dtype).removeprefix("torch."),
         DTYPE=str(out.dtype).removeprefix("torch."), **config,
     )  # fmt: skip
 
 
-def _tiles(planes: Tensor, rows: int, config: dict[str, int]) -> TensorDescriptor:
-    width = planes.shape[-1]
-    return TensorDescriptor.from_tensor(planes.reshape(-1, width), [rows, config["DEPTH"]])
+def depth(width: int) -> int:
+    """Members of a reduction that a tile holds; planes are padded to 64."""
+    return 128 if width % 128 == 0 else 64
+
+
+def tiles(planes: Tensor, side: str, config: dict[str, int]) -> TensorDescriptor:
+    """Tiles of config[side] rows: all rows of all planes as one matrix, from the first row asked for to the last."""
+    count, length, width = planes.shape
+    lines = (count - 1) * (planes.stride(0) // width) + length
+    return TensorDescriptor.from_tensor(planes.as_strided((lines, width), (width, 1)), [config[side], config["DEPTH"]])

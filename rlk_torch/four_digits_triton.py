@@ -14,12 +14,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from rlk_torch.alignment_triton import float32_bits
-from rlk_torch.digit_sums_triton import plane_sums
+from rlk_torch.digit_sums_triton import depth, plane_sums, tile_of, tiles
 from rlk_torch.floats import bits_of
 from rlk_torch.rounding_triton import finish, words_to_float32
 
 LONGEST_PART = 2**16  # int32 holds a product of digit sums up to this length
-LONGEST = 2**19  # both float64 are exact up to this length
 _TILES = {"ROWS": 128, "COLUMNS": 256, "GROUP": 16, "num_warps": 8, "num_stages": 4}  # fastest on an H200
 _COMBINED = 1024
 
@@ -43,13 +42,7 @@ def products_kernel(
     The operands are tensor descriptors of [rows of all planes, width], out one of [planes, rows, columns]. A tile over
     the end of a plane reads rows of the next one, which are not stored.
     """
-    tiles_n = tl.cdiv(rows, ROWS)
-    tiles_v = tl.cdiv(columns, COLUMNS)
-    pid = tl.program_id(0)
-    first = (pid // (GROUP * tiles_n)) * GROUP
-    size = tl.minimum(tiles_v - first, GROUP)
-    at_v = (first + (pid % (GROUP * tiles_n)) % size) * COLUMNS
-    at_n = ((pid % (GROUP * tiles_n)) // size) * ROWS
+    at_n, at_v = tile_of(rows, columns, ROWS, COLUMNS, GROUP)
     p = tl.program_id(1)
     acc = tl.zeros((ROWS, COLUMNS), tl.int32)
     for k in range(0, width, DEPTH):
@@ -125,7 +118,7 @@ def four_digits_triton(
     """
     _, rows, width = left.planes.shape
     columns = right.planes.shape[1]
-    config = {**_TILES, "DEPTH": 128 if width % 128 == 0 else 64, **(config or {})}
+    config = {**_TILES, "DEPTH": depth(width), **(config or {})}
     # A row of int32 is a multiple of 16 bytes: tensor descriptors want it.
     products = torch.empty((10, rows, -(-columns // 4) * 4), dtype=torch.int32, device=out.device)
     sums = [plane_sums(x.planes) if x.sums is None else x.sums for x in (left, right)]
@@ -147,14 +140,7 @@ def _multiply(left: Tensor, right: Tensor, out: Tensor, columns: int, config: di
     grid = (triton.cdiv(rows, config["ROWS"]) * triton.cdiv(columns, config["COLUMNS"]), planes)
     block = [1, config["ROWS"], config["COLUMNS"]]
     products_kernel[grid](
-        _tiles(left, config["ROWS"], config), _tiles(right, config["COLUMNS"], config),
+        tiles(left, "ROWS", config), tiles(right, "COLUMNS", config),
         TensorDescriptor.from_tensor(out, block), rows, columns, left.stride(0) // width, right.stride(0) // width,
         width, **config,
     )  # fmt: skip
-
-
-def _tiles(planes: Tensor, rows: int, config: dict[str, int]) -> TensorDescriptor:
-    """All rows of all planes as one matrix, from the first row asked for to the last."""
-    count, length, width = planes.shape
-    lines = (count - 1) * (planes.stride(0) // width) + length
-    return TensorDescriptor.from_tensor(planes.as_strided((lines, width), (width, 1)), [rows, config["DEPTH"]])

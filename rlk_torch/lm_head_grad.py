@@ -14,15 +14,15 @@ from rlk_torch.alignment import Aligned, exponents, integers, largest, write_dig
 from rlk_torch.devices import has_tensor_copies
 from rlk_torch.differentiable import gradient_only, more_rows, one_by_one
 from rlk_torch.floats import narrowed, power_of_two
-from rlk_torch.products import carried, column_words, default_implementation, rounded, rounded_sum
+from rlk_torch.products import LONGEST_INT32, carried, column_words, default_implementation, rounded, rounded_sum
 
 DIGITS = 4
 _WINDOW = 7 * DIGITS - 1
 _BLOCK_SUMS = 2**17  # sums made at a time: their integers stay in the cache
 _BLOCK = 2**18  # members aligned at a time, likewise
 _BLOCK_GPU = 2**25  # the same for sums on a GPU, where some hundred megabytes are the limit
-_LONGEST_PART = 2**16  # a reduction longer than this goes in parts
-_LONGEST_TRITON = 2**19
+_LONGEST_PART = LONGEST_INT32 // DIGITS  # a reduction longer than this goes in parts
+_LONGEST_TRITON = 2**19  # D is summed in two float64: both are exact up to this length
 
 Vectors = tuple[Tensor, Tensor]  # exponents and non-finite flags
 
@@ -164,8 +164,8 @@ def _finished(
 ) -> Tensor:
     (row_exponent, row_nonfinite), (column_exponent, column_nonfinite) = vectors
     high, low = carried(high, low)
-    exponents = row_exponent[block] - _WINDOW, column_exponent - _WINDOW
-    return narrowed(rounded(high, low, *exponents, row_nonfinite[block], column_nonfinite), dtype)
+    row_exponent, column_exponent = row_exponent[block] - _WINDOW, column_exponent - _WINDOW
+    return narrowed(rounded(high, low, row_exponent, column_exponent, row_nonfinite[block], column_nonfinite), dtype)
 
 
 def _row_planes(x: Tensor, vectors: Vectors, implementation: str) -> Any:
@@ -174,23 +174,23 @@ def _row_planes(x: Tensor, vectors: Vectors, implementation: str) -> Any:
         from rlk_torch.lm_head_grad_triton import row_planes_triton
 
         return row_planes_triton(x, *vectors)
-    planes = torch.empty((DIGITS, *x.shape), dtype=torch.int8, device=x.device)
-    step = max(1, _BLOCK // x.shape[1])
-    for start in range(0, x.shape[0], step):
-        at = slice(start, start + step)
-        write_digits(integers(x[at], vectors[0][at, None], vectors[1][at, None], DIGITS), planes[:, at])
-    return planes
+    return _planes(x, lambda at: (vectors[0][at, None], vectors[1][at, None]))
 
 
 def _column_planes(x: Tensor, vectors: Vectors, implementation: str) -> Any:
     """Digits of x [L, C] whose columns are the vectors: int8 [4, L, C], or what the Triton kernels want."""
     if implementation == "triton":
         return _row_planes(x.T, vectors, implementation)
+    return _planes(x, lambda at: vectors)
+
+
+def _planes(x: Tensor, vectors: Callable[[slice], Vectors]) -> Tensor:
+    """Digits of x, made in blocks of rows; `vectors` gives what broadcasts against some of them."""
     planes = torch.empty((DIGITS, *x.shape), dtype=torch.int8, device=x.device)
     step = max(1, _BLOCK // x.shape[1])
     for start in range(0, x.shape[0], step):
         at = slice(start, start + step)
-        write_digits(integers(x[at], *vectors, DIGITS), planes[:, at])
+        write_digits(integers(x[at], *vectors(at), DIGITS), planes[:, at])
     return planes
 
 

@@ -4,6 +4,8 @@ Sections 2 and 3 of docs/contract.md: integer matrix products, so that no order 
 The twin is rlk_jax/products.py.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -47,11 +49,7 @@ def column_words(rows: Tensor, columns: Tensor, length: int, implementation: str
     n, count, part = rows.shape
     if implementation == "int8":
         stacked = rows.reshape(n * count, part)
-        products = [torch._int_mm(stacked, plane).view(n, count, -1) for plane in columns]
-        groups = [_sum([products[j][g - j] for j in range(n) if 0 <= g - j < n]) for g in range(2 * n - 1)]
-        if _bits(n, length) <= 62:
-            return None, _horner(groups, torch.int64)
-        return _horner(groups[2:], torch.int64), _horner(groups[:2], torch.int64)
+        return _words(_groups([torch._int_mm(stacked, plane).view(n, count, -1) for plane in columns]), length)
     low, high = torch.zeros((2, count, columns.shape[2]), dtype=torch.int64, device=rows.device)
     for start in range(0, part, _EXACT_IN_FLOAT64):
         at = slice(start, start + _EXACT_IN_FLOAT64)
@@ -105,14 +103,24 @@ def int8_words(hidden: Tensor, weight: Tensor, length: int) -> tuple[Tensor | No
         part = slice(start, start + _REDUCTION)
         stacked = hidden[:, :, part].reshape(n * rows, -1).contiguous()
         products = [torch._int_mm(plane[:, part].contiguous(), stacked.T).view(-1, n, rows) for plane in weight]
-        sums = [_sum([products[j][:, group - j] for j in range(n) if 0 <= group - j < n]) for group in range(2 * n - 1)]
+        sums = _groups([product.unbind(1) for product in products])
         groups = sums if not groups else [a.long() + b for a, b in zip(groups, sums, strict=True)]
     if _bits(n, length) <= 53:
         return None, _horner(groups, torch.float64)
-    if _bits(n, length) <= 62:
+    return carried(*_words(groups, length))
+
+
+def _groups(products: Sequence[Sequence[Tensor] | Tensor]) -> list[Tensor]:
+    """products[j][i] of the digits i and j, summed over those with one i + j."""
+    n = len(products)
+    return [_sum([products[j][group - j] for j in range(n) if 0 <= group - j < n]) for group in range(2 * n - 1)]
+
+
+def _words(groups: list[Tensor], length: int) -> tuple[Tensor | None, Tensor]:
+    """D of this length as one int64 where that holds it, else as two words, not carried."""
+    if _bits((len(groups) + 1) // 2, length) <= 62:
         return None, _horner(groups, torch.int64)
-    low = _horner(groups[:2], torch.int64)
-    return _horner(groups[2:], torch.int64) + (low >> _WORD), low & (2**_WORD - 1)
+    return _horner(groups[2:], torch.int64), _horner(groups[:2], torch.int64)
 
 
 def _sum(terms: list[Tensor]) -> Tensor:
@@ -147,7 +155,7 @@ def float64_words(hidden: Tensor, weight: Tensor, length: int) -> tuple[Tensor |
         return None, low
     if _bits(len(hidden), length) <= 62:
         return None, (high << _WORD) + low
-    return high + (low >> _WORD), low & (2**_WORD - 1)
+    return carried(high, low)
 
 
 def _float64(planes: Tensor) -> Tensor:
