@@ -30,11 +30,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from crosscheck import contract
 from crosscheck.bits import as_numpy
+from crosscheck.calls import contract_result, named_digits
 from crosscheck.gradients import contract_gradients, wanted
 
-__all__ = ["Adapter", "JaxAdapter", "NumpyAdapter", "TorchAdapter"]
+__all__ = ["Adapter", "JaxAdapter", "NumpyAdapter", "TorchAdapter", "own_digits", "unchecked"]
 
 Array = NDArray[Any]
 Call = dict[str, Any]  # a call's arguments by name
@@ -72,7 +72,7 @@ class NumpyAdapter:
         return as_numpy(array, "the result")
 
     def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
-        return getattr(contract, op)(**inputs, **_digits(digits))
+        return contract_result(op, inputs, digits)
 
     def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
         return contract_gradients(inputs, grad)
@@ -134,14 +134,14 @@ class TorchAdapter:
         return as_numpy(array, "the result")
 
     def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
-        return self._call(op, inputs, _digits(digits), mode)
+        return self._call(op, inputs, named_digits(digits), mode)
 
     def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
         import torch
 
         names = wanted(inputs)
         leaves = {name: x.detach().requires_grad_(name in names) for name, x in inputs.items()}
-        result = self._call(op, leaves, _unchecked(op, digits), mode)
+        result = self._call(op, leaves, unchecked(op, digits), mode)
         return dict(zip(names, torch.autograd.grad(result, [leaves[name] for name in names], grad), strict=True))
 
     def operator(self, op: str) -> Callable[..., Any]:
@@ -245,14 +245,14 @@ class JaxAdapter:
 
         operator = self.operator(op)
         if mode == "jit":
-            compiled = jax.jit(lambda inputs: operator(**inputs, **_digits(digits)))
+            compiled = jax.jit(lambda inputs: operator(**inputs, **named_digits(digits)))
             return self.jitted.setdefault(("result", op, digits), compiled)(inputs)
-        return operator(**inputs, **_digits(digits))
+        return operator(**inputs, **named_digits(digits))
 
     def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
         import jax
 
-        operator, options = self.operator(op), _unchecked(op, digits)
+        operator, options = self.operator(op), unchecked(op, digits)
 
         def of(inputs: Call, grad: Any) -> Call:
             some = {name: inputs[name] for name in wanted(inputs)}
@@ -290,15 +290,16 @@ def _implementation(package: Any, device: str, op: str, inputs: Call | None, dig
     operator = package.get_op(op.removesuffix("_fp32"), device=device)
     if inputs is None:
         return str(operator.implementation)
-    if digits is None:
-        wide = "hidden" in inputs and str(inputs["hidden"].dtype).endswith("float32")
-        digits = 4 if wide or op == "lm_head_fp32" else 3
+    digits = own_digits(op, inputs) if digits is None else digits
     return str(operator.served_by(inputs["weight"], digits=digits))
 
 
-def _unchecked(op: str, digits: int | None) -> dict[str, Any]:
-    return {"check_ids": False} if op.startswith("embedding") else _digits(digits)
+def own_digits(op: str, inputs: Call) -> int:
+    """The operator's own choice for a call."""
+    wide = "hidden" in inputs and str(inputs["hidden"].dtype).endswith("float32")
+    return 4 if wide or op == "lm_head_fp32" else 3
 
 
-def _digits(digits: int | None) -> dict[str, int]:
-    return {} if digits is None else {"digits": digits}
+def unchecked(op: str, digits: int | None) -> dict[str, Any]:
+    """The options of a call whose gradients are taken: ids are not read, and bad ones add nothing."""
+    return {"check_ids": False} if op.startswith("embedding") else named_digits(digits)

@@ -9,11 +9,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crosscheck import contract
 from crosscheck.cases import Inputs
 
-__all__ = ["Call"]
+__all__ = ["Call", "contract_result", "named_digits"]
 
 Array = NDArray[Any]
+
+
+def named_digits(digits: int | None) -> dict[str, int]:
+    """The argument `digits` of an operator; None leaves the choice to it."""
+    return {} if digits is None else {"digits": digits}
+
+
+def contract_result(op: str, inputs: Inputs, digits: int | None) -> Array:
+    """What the contract gives for a call."""
+    result: Array = getattr(contract, op)(**inputs, **named_digits(digits))
+    return result
 
 
 @dataclass(frozen=True)

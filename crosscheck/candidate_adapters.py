@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from crosscheck.backends import Call, JaxAdapter, TorchAdapter
+from crosscheck.backends import Call, JaxAdapter, TorchAdapter, own_digits, unchecked
 from crosscheck.gradients import wanted
 from crosscheck.verdict import NotOffered, in_one_line
 
@@ -51,15 +51,44 @@ def load(target: str) -> Function:
 
 
 class Candidate:
-    """What the two adapters share."""
+    """What the two adapters share. Each is a framework's adapter as well, which does what is not said here."""
 
     function: Function
+    adapter: Any  # TorchAdapter or JaxAdapter, which are called with this object
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, device: str, threads: int, target: str) -> None:
+        self.adapter.__init__(self, device, threads)
         self.target = target
         self.named: tuple[str, ...] = ()
         self.bias_third = False
         self.differentiable: set[tuple[Any, ...]] = set()
+
+    def available(self) -> str | None:
+        return self.adapter.available(self) or self.take()
+
+    def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
+        self.refuse(inputs)
+        run = self.adapter.run
+        return _or_eagerly(lambda mode: run(self, op, inputs, digits, mode), mode, "it")
+
+    def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
+        """Once for each kind of call it is found out whether there are gradients at all."""
+        self.refuse(inputs)
+        kind = (op, *inputs)
+        if kind not in self.differentiable:
+            self.differentiate(op, inputs, unchecked(op, digits))
+            self.differentiable.add(kind)
+        gradients = self.adapter.gradients
+        found: Call = _or_eagerly(
+            lambda mode: gradients(self, op, inputs, grad, digits, mode),
+            mode,
+            "its gradient",
+        )
+        return found
+
+    def differentiate(self, op: str, inputs: Call, options: Call) -> None:
+        """Raise `NotOffered` where the function has no gradients."""
+        raise NotImplementedError
 
     def take(self) -> str | None:
         """Import the function; the reason where that cannot be done."""
@@ -94,7 +123,7 @@ class Candidate:
 
     def uncompared(self, op: str, inputs: Call, digits: int | None) -> str | None:
         """Why its bits cannot be held against the contract's: it cannot be told the case's digits."""
-        own = 4 if op == "lm_head_fp32" or str(getattr(inputs.get("hidden"), "dtype", "")).endswith("float32") else 3
+        own = own_digits(op, inputs)
         if digits in (None, own) or "digits" in self.named:
             return None
         return f"it takes no digits, and the case has {digits} in place of the operator's own choice, {own}"
@@ -118,39 +147,17 @@ def _or_eagerly(call: Callable[[str], Any], mode: str, what: str) -> Any:
 
 
 class TorchCandidate(Candidate, TorchAdapter):
-    def __init__(self, device: str, threads: int, target: str) -> None:
-        TorchAdapter.__init__(self, device, threads)
-        Candidate.__init__(self, target)
-
-    def available(self) -> str | None:
-        return TorchAdapter.available(self) or self.take()
+    adapter = TorchAdapter
 
     def operator(self, op: str) -> Function:
         return self.called(op)
 
-    def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
-        self.refuse(inputs)
-        return _or_eagerly(lambda mode: TorchAdapter.run(self, op, inputs, digits, mode), mode, "it")
-
-    def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
-        self.refuse(inputs)
-        self._differentiate(op, inputs, digits)
-        found: Call = _or_eagerly(
-            lambda mode: TorchAdapter.gradients(self, op, inputs, grad, digits, mode), mode, "its gradient"
-        )
-        return found
-
-    def _differentiate(self, op: str, inputs: Call, digits: int | None) -> None:
-        """Once for each kind of call: whether there are gradients at all."""
+    def differentiate(self, op: str, inputs: Call, options: Call) -> None:
         import torch
 
-        kind = (op, *inputs)
-        if kind in self.differentiable:
-            return
         names = wanted(inputs)
         leaves = {name: x.detach().clone().requires_grad_(name in names) for name, x in inputs.items()}
         try:
-            options = {"check_ids": False} if op.startswith("embedding") else {"digits": digits} if digits else {}
             result = self.operator(op)(**leaves, **options)
         except Exception as error:
             raise NotOffered(f"no gradients: with arguments that require them, {in_one_line(error)}") from error
@@ -165,16 +172,10 @@ class TorchCandidate(Candidate, TorchAdapter):
         missing = [name for name, gradient in zip(names, found, strict=True) if gradient is None]
         if missing:
             raise NotOffered(f"no gradient of {' and of '.join(missing)}")
-        self.differentiable.add(kind)
 
 
 class JaxCandidate(Candidate, JaxAdapter):
-    def __init__(self, device: str, threads: int, target: str) -> None:
-        JaxAdapter.__init__(self, device, threads)
-        Candidate.__init__(self, target)
-
-    def available(self) -> str | None:
-        return JaxAdapter.available(self) or self.take()
+    adapter = JaxAdapter
 
     def operator(self, op: str) -> Function:
         """Ids come as JAX arrays: those of 64 bits are narrowed where JAX is not in 64-bit mode."""
@@ -185,31 +186,14 @@ class JaxCandidate(Candidate, JaxAdapter):
 
         return on_device
 
-    def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
-        self.refuse(inputs)
-        return _or_eagerly(lambda mode: JaxAdapter.run(self, op, inputs, digits, mode), mode, "it")
-
-    def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
-        self.refuse(inputs)
-        self._differentiate(op, inputs, digits)
-        found: Call = _or_eagerly(
-            lambda mode: JaxAdapter.gradients(self, op, inputs, grad, digits, mode), mode, "its gradient"
-        )
-        return found
-
-    def _differentiate(self, op: str, inputs: Call, digits: int | None) -> None:
-        """Once for each kind of call, and without computing anything: whether JAX knows how."""
+    def differentiate(self, op: str, inputs: Call, options: Call) -> None:
+        """Without computing anything: whether JAX knows how."""
         import jax
 
-        kind = (op, *inputs)
-        if kind in self.differentiable:
-            return
         some = {name: inputs[name] for name in wanted(inputs)}
         others = {name: x for name, x in inputs.items() if name not in some}
-        options = {"check_ids": False} if op.startswith("embedding") else {"digits": digits} if digits else {}
         operator = self.operator(op)
         try:
             jax.eval_shape(lambda some: jax.vjp(lambda some: operator(**others, **some, **options), some)[0], some)
         except Exception as error:
             raise NotOffered(f"no gradients: {in_one_line(error)}") from error
-        self.differentiable.add(kind)

@@ -11,7 +11,7 @@ from rich.text import Text
 from crosscheck.candidates import CONTRACT
 from crosscheck.judge_candidate import BAD_ID, BATCH, VOCAB, of_nan_alone
 from crosscheck.runner import Run
-from crosscheck.verdict import NOT_OFFERED, Failure, Verdict
+from crosscheck.verdict import NOT_OFFERED, Failure, Verdict, counted
 
 __all__ = ["Agreement", "agreement", "candidates_json", "print_candidates", "sentence"]
 
@@ -25,12 +25,10 @@ def sentence(verdicts: Sequence[Verdict]) -> str:
         return _no_answer(unanswered[0]) if unanswered else f"nothing was judged: {verdicts[0].message}"
     parts = [_what_it_is(judged), *_and_also(verdicts, judged)]
     if unanswered:
-        parts.append(f"no answer in {len(unanswered)} of {_counted(verdicts)}: it {_no_answer(unanswered[0])}")
+        parts.append(
+            f"no answer in {len(unanswered)} of {counted(len(verdicts), 'verdict')}: it {_no_answer(unanswered[0])}"
+        )
     return "; ".join(parts)
-
-
-def _counted(verdicts: Sequence[Verdict]) -> str:
-    return f"{len(verdicts)} verdict{'s' * (len(verdicts) != 1)}"
 
 
 def _no_answer(verdict: Verdict) -> str:
@@ -82,8 +80,7 @@ def _depends(judged: Sequence[Verdict], worst: Failure) -> str:
     if not found:
         return f"depends on the batch: {of_rows[0].trial}"
     smallest = min(found, key=lambda one: int(one["rows"]))
-    rows = f"{smallest['rows']} row{'s' * (smallest['rows'] != 1)}"
-    return f"depends on the batch: {smallest['transform']}, from {rows} on"
+    return f"depends on the batch: {smallest['transform']}, from {counted(smallest['rows'], 'row')} on"
 
 
 def _only(judged: Sequence[Verdict]) -> str:
@@ -110,7 +107,7 @@ def _and_also(verdicts: Sequence[Verdict], judged: Sequence[Verdict]) -> list[st
     if worst is not None:
         parts.append(f"at most {worst:.3g} ULP of a logit's scale from the exact answer")
     if above := [verdict for verdict in judged if verdict.intolerable]:
-        parts.append(f"above the tolerance in {len(above)} of {_counted(judged)}")
+        parts.append(f"above the tolerance in {len(above)} of {counted(len(judged), 'verdict')}")
     return [*parts, *_gradients(judged)]
 
 
@@ -228,7 +225,7 @@ def _print_agreement(console: Console, found: Agreement) -> None:
     for i, a in enumerate(found.members):
         table.add_row(f"  {i + 1} {a}", *(_cell(found.pairs, a, b) for b in found.members))
     console.print(table)
-    cases = f"{found.cases} case{'s' * (found.cases != 1)} that all have judged"
+    cases = f"{counted(found.cases, 'case')} that all have judged"
     if not found.classes:
         console.print(Text("  no case was judged by all of them"))
     for members in found.classes:

@@ -4,41 +4,36 @@ Exit codes: 0 every bit equal, 1 something differs or a backend raised, crashed 
 used or a backend that is missing, 130 interrupted.
 """
 
-import fnmatch
 import shlex
-import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from click.core import ParameterSource
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from crosscheck.candidates import CandidateError
-from crosscheck.cases import DTYPES, OPS, default_suite, full_suite
-from crosscheck.checkpoint import CheckpointError
 from crosscheck.cli_candidates import candidate_options, read_candidates
+from crosscheck.cli_cases import Unusable, case_options, chosen_cases, given_options, termination_as_interrupt
 from crosscheck.cli_golden import COMMANDS as GOLDEN_COMMANDS
 from crosscheck.judge import Judged
 from crosscheck.progress import shown
-from crosscheck.real_input import RealInput, real_cases
 from crosscheck.registry import BACKENDS, Backend
-from crosscheck.report import counted, print_environments, print_report
+from crosscheck.report import print_environments, print_report
 from crosscheck.report_json import as_json, check_writable, program_version, write_json
 from crosscheck.runner import BackendMissing, Run, describe, run
+from crosscheck.verdict import counted
 
 __all__ = ["main"]
 
 DEFAULT_BACKENDS = "numpy,torch-cpu,jax-cpu"
-EXIT_NOT_EQUAL, EXIT_UNUSABLE, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_NOT_EQUAL, EXIT_INTERRUPTED = 1, 130
+NO_CASE = "nothing compared: no case matches {!r}; --list shows the ids"
 NARROW = 60  # columns, below which `info` prints lines in place of a table
-CHECKPOINT_ONLY = ("embedding_key", "lm_head_key", "token_ids", "hidden", "dtype", "max_rows")
 # A failure is repeated with its own case, and backend or candidate; --json would replace the report of the whole run.
 NOT_REPEATED = ("backends", "candidates", "device", "pattern", "json_path")
 EPILOG = """\b
@@ -77,18 +72,8 @@ for command in GOLDEN_COMMANDS:
 @main.command("run", cls=_Remembering, epilog=EPILOG)
 @click.option("--backends", default=DEFAULT_BACKENDS, show_default=True, help="Backends to judge, with commas.")
 @candidate_options
-@click.option("--suite", type=click.Choice(["default", "full"]), default="default", show_default=True,
-              help="The built-in cases: a selection, or twenty times as many.")  # fmt: skip
-@click.option("--op", "ops", multiple=True, type=click.Choice(OPS), help="Only this operator; may be repeated.")
-@click.option("--filter", "pattern", default="*", metavar="GLOB", help="Only cases whose id matches.")
+@case_options
 @click.option("--list", "list_only", is_flag=True, help="Print the ids of the cases and stop.")
-@click.option("--checkpoint", metavar="PATH", help="A safetensors file, index or folder: judge on its tables.")
-@click.option("--embedding-key", metavar="KEY", help="The embedding table [V, H] in the checkpoint.")
-@click.option("--lm-head-key", metavar="KEY", help="The LM head [V, K]; the embedding's key where not given.")
-@click.option("--token-ids", metavar="IDS.npy", help="Token ids of any integer dtype and shape.")
-@click.option("--hidden", metavar="HIDDEN.npy", help="Hidden states [..., K]; else embedding rows of the ids.")
-@click.option("--dtype", type=click.Choice(list(DTYPES)), help="Round tables and hidden states to it first.")
-@click.option("--max-rows", type=click.IntRange(1), default=32, show_default=True, help="Ids and rows to use.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the report.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True,
               help="Seconds for one call; a case makes some thirty.")  # fmt: skip
@@ -104,14 +89,15 @@ def run_command(context: click.Context, backends: str, json_path: Path | None, *
     """
     try:
         known: Mapping[str, Backend] = context.obj or BACKENDS
-        given = _given(context)
+        given = given_options(context)
         try:
             candidates = read_candidates(options, given, known)
         except CandidateError as error:
-            _stop(EXIT_UNUSABLE, str(error))
+            raise Unusable(str(error)) from error
         chosen = [] if candidates and "backends" not in given else _backends(backends, known)
-        _refuse_what_would_be_ignored(given)
-        cases, notes = _cases(options)
+        if "json_path" in given and "list_only" in given:
+            raise Unusable("--list judges nothing, so there is no report for --json; expected one of the two")
+        cases, notes = chosen_cases(context, options, NO_CASE)
         if options["list_only"]:
             click.echo("\n".join(case.id for case in cases))
             return
@@ -128,15 +114,15 @@ def run_command(context: click.Context, backends: str, json_path: Path | None, *
         if json_path is not None:
             _write_report(json_path, as_json(result, cases, context.meta["typed"], notes))
     except KeyboardInterrupt:
-        _stop(EXIT_INTERRUPTED, "interrupted; every process that was started has been ended")
+        _interrupted("interrupted; every process that was started has been ended")
     if not result.complete:
-        _stop(EXIT_INTERRUPTED, f"interrupted: {len(result.verdicts)} of {counted(result.due, 'verdict')} made")
+        _interrupted(f"interrupted: {len(result.verdicts)} of {counted(result.due, 'verdict')} made")
     sys.exit(0 if result.outcome == "equal" else EXIT_NOT_EQUAL)
 
 
-def _stop(code: int, message: str) -> NoReturn:
+def _interrupted(message: str) -> NoReturn:
     click.echo(f"crosscheck: {message}", err=True)
-    sys.exit(code)
+    sys.exit(EXIT_INTERRUPTED)
 
 
 def _backends(names: str, known: Mapping[str, Backend]) -> list[Backend]:
@@ -144,33 +130,8 @@ def _backends(names: str, known: Mapping[str, Backend]) -> list[Backend]:
     unknown = [name for name in wanted if name not in known]
     if unknown or not wanted:
         what = f"no backend {', '.join(map(repr, unknown))}" if unknown else "no backend is named"
-        _stop(EXIT_UNUSABLE, f"{what}; the known ones are {', '.join(known)}")
+        raise Unusable(f"{what}; the known ones are {', '.join(known)}")
     return [known[name] for name in wanted]
-
-
-def _given(context: click.Context) -> dict[str, click.Option]:
-    """The options that were typed, by parameter name, in the order of --help."""
-    return {
-        option.name: option
-        for option in context.command.params
-        if isinstance(option, click.Option)
-        and option.name is not None
-        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-    }
-
-
-def _refuse_what_would_be_ignored(given: Mapping[str, click.Option]) -> None:
-    for name in CHECKPOINT_ONLY:
-        if name in given and "checkpoint" not in given:
-            _stop(EXIT_UNUSABLE, f"{given[name].opts[0]} means something with --checkpoint only")
-    if "suite" in given and "checkpoint" in given:
-        _stop(
-            EXIT_UNUSABLE,
-            "--suite chooses among the built-in cases, and --checkpoint judges on its own tables in place of them; "
-            "expected one of the two: run crosscheck twice for both",
-        )
-    if "json_path" in given and "list_only" in given:
-        _stop(EXIT_UNUSABLE, "--list judges nothing, so there is no report for --json; expected one of the two")
 
 
 def _repeating(context: click.Context, given: Mapping[str, click.Option]) -> list[str]:
@@ -188,72 +149,28 @@ def _repeating(context: click.Context, given: Mapping[str, click.Option]) -> lis
     return words
 
 
-def _cases(options: dict[str, Any]) -> tuple[list[Judged], list[str]]:
-    """The cases, and notes on them."""
-    ops = [op for op in OPS if op in options["ops"]] or OPS
-    found: Sequence[Judged]
-    notes: list[str] = []
-    if options["checkpoint"] is None:
-        found = default_suite() if options["suite"] == "default" else full_suite()
-        found = [case for case in found if case.op in ops]
-    else:
-        try:
-            found, notes = real_cases(_real_input(options), ops)
-        except CheckpointError as error:
-            _stop(EXIT_UNUSABLE, str(error))
-    cases = [case for case in found if fnmatch.fnmatchcase(case.id, options["pattern"])]
-    if not cases:
-        _stop(EXIT_UNUSABLE, f"nothing compared: no case matches {options['pattern']!r}; --list shows the ids")
-    return cases, notes
-
-
-def _real_input(options: dict[str, Any]) -> RealInput:
-    missing = [f"--{name.replace('_', '-')}" for name in ("embedding_key", "token_ids") if options[name] is None]
-    if missing:
-        _stop(EXIT_UNUSABLE, f"--checkpoint needs {' and '.join(missing)} as well")
-    return RealInput(
-        options["checkpoint"],
-        options["embedding_key"],
-        options["embedding_key"] if options["lm_head_key"] is None else options["lm_head_key"],
-        options["token_ids"],
-        options["hidden"],
-        options["dtype"],
-        options["max_rows"],
-    )
-
-
 def _check_report(path: Path) -> None:
     """Before the work, so that no verdict is lost to a mistyped path."""
     try:
         check_writable(path)
     except OSError as error:
-        _stop(EXIT_UNUSABLE, f"the report cannot be written to {path}: {error.strerror}")
+        raise Unusable(f"the report cannot be written to {path}: {error.strerror}") from error
 
 
 def _write_report(path: Path, report: dict[str, Any]) -> None:
     try:
         write_json(path, report)
     except OSError as error:
-        _stop(EXIT_UNUSABLE, f"the report could not be written to {path}: {error.strerror}")
+        raise Unusable(f"the report could not be written to {path}: {error.strerror}") from error
 
 
 def _judge(cases: Sequence[Judged], backends: Sequence[Backend], timeout: float) -> Run:
     totals = {backend.name: len(backend.modes) * len(cases) for backend in backends}
     try:
-        with _termination_as_interrupt(), shown(totals) as progress:
+        with termination_as_interrupt(), shown(totals) as progress:
             return run(cases, backends, timeout=timeout, progress=progress)
     except BackendMissing as error:
-        _stop(EXIT_UNUSABLE, f"{error}; nothing was compared")
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM, which a scheduler sends, ends a run as Ctrl-C does: processes and files are cleared away."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        raise Unusable(f"{error}; nothing was compared") from error
 
 
 @main.command("info")

@@ -1,7 +1,9 @@
-"""The options that choose cases, and the cases that they choose."""
+"""What the commands share: how they are ended, the options that choose cases, and the cases that they choose."""
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -12,7 +14,7 @@ from crosscheck.checkpoint import CheckpointError
 from crosscheck.judge import Judged
 from crosscheck.real_input import RealInput, real_cases
 
-__all__ = ["Unusable", "case_options", "chosen_cases", "matching"]
+__all__ = ["Unusable", "case_options", "chosen_cases", "given_options", "matching", "termination_as_interrupt"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 CHECKPOINT_ONLY = ("embedding_key", "lm_head_key", "token_ids", "hidden", "dtype", "max_rows")
@@ -27,6 +29,17 @@ class Unusable(click.ClickException):
         click.echo(f"crosscheck: {self.format_message()}", err=True)
 
 
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM, which a scheduler sends, ends a command as Ctrl-C does: processes and files are cleared away."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+NO_CASE = "no case matches {!r}; crosscheck run --list shows the ids"
 _OPTIONS = (
     click.option("--suite", type=click.Choice(["default", "full"]), default="default", show_default=True,
                  help="The built-in cases: a selection, or twenty times as many."),
@@ -53,13 +66,29 @@ def matching(pattern: str) -> Callable[[str], bool]:
     return lambda case_id: fnmatch.fnmatchcase(case_id, pattern)
 
 
-def chosen_cases(context: click.Context, options: Mapping[str, Any]) -> tuple[list[Judged], list[str]]:
+def given_options(context: click.Context) -> dict[str, click.Option]:
+    """The options that were typed, by parameter name, in the order of --help."""
+    return {
+        option.name: option
+        for option in context.command.params
+        if isinstance(option, click.Option)
+        and option.name is not None
+        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    }
+
+
+def chosen_cases(
+    context: click.Context, options: Mapping[str, Any], no_case: str = NO_CASE
+) -> tuple[list[Judged], list[str]]:
     """The cases, and notes on them.
+
+    Arguments:
+        no_case: what to say where none matches, with {!r} for the pattern.
 
     Raises:
         Unusable: options that would be ignored, input that cannot be used, or no case at all.
     """
-    _refuse_what_would_be_ignored(context)
+    _refuse_what_would_be_ignored(given_options(context))
     ops = [op for op in OPS if op in options["ops"]] or OPS
     found: Sequence[Judged]
     notes: list[str] = []
@@ -72,21 +101,19 @@ def chosen_cases(context: click.Context, options: Mapping[str, Any]) -> tuple[li
             raise Unusable(str(error)) from error
     cases = [case for case in found if matching(options["pattern"])(case.id)]
     if not cases:
-        raise Unusable(f"no case matches {options['pattern']!r}; crosscheck run --list shows the ids")
+        raise Unusable(no_case.format(options["pattern"]))
     return cases, notes
 
 
-def _refuse_what_would_be_ignored(context: click.Context) -> None:
-    typed = {
-        parameter.name: parameter.opts[0]
-        for parameter in context.command.params
-        if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
-    }
+def _refuse_what_would_be_ignored(given: Mapping[str, click.Option]) -> None:
     for name in CHECKPOINT_ONLY:
-        if name in typed and "checkpoint" not in typed:
-            raise Unusable(f"{typed[name]} means something with --checkpoint only")
-    if "suite" in typed and "checkpoint" in typed:
-        raise Unusable("--suite is of built-in cases, and --checkpoint has cases of its own; expected one of them")
+        if name in given and "checkpoint" not in given:
+            raise Unusable(f"{given[name].opts[0]} means something with --checkpoint only")
+    if "suite" in given and "checkpoint" in given:
+        raise Unusable(
+            "--suite chooses among the built-in cases, and --checkpoint has cases of its own in place of them; "
+            "expected one of the two: run crosscheck twice for both"
+        )
 
 
 def _real_input(options: Mapping[str, Any]) -> RealInput:

@@ -7,7 +7,6 @@ compared, 130 interrupted.
 import functools
 import os
 import platform
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ import click
 import ml_dtypes
 import numpy as np
 
-from crosscheck.cli_cases import Unusable, case_options, chosen_cases, matching
+from crosscheck.cli_cases import Unusable, case_options, chosen_cases, matching, termination_as_interrupt
 from crosscheck.golden_compare import Findings, compare_goldens, verify_golden
 from crosscheck.golden_record import NoAnswer, record
 from crosscheck.golden_write import SAMPLE_ROWS, WHOLE_UP_TO, contract_answers, cpu_features, made_by, write_golden
@@ -27,6 +26,7 @@ from crosscheck.judge import Judged
 from crosscheck.progress import shown
 from crosscheck.registry import BACKENDS, Backend
 from crosscheck.runner import BackendMissing, fair_threads
+from crosscheck.verdict import counted
 
 __all__ = ["COMMANDS"]
 
@@ -55,9 +55,9 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def plain(*arguments: Any, **options: Any) -> None:
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            command(*arguments, **options)
+            with termination_as_interrupt():
+                command(*arguments, **options)
         except (GoldenError, BackendMissing) as error:
             raise Unusable(str(error)) from error
         except OSError as error:
@@ -68,8 +68,6 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             click.echo("crosscheck: interrupted; no golden was written", err=True)
             sys.exit(EXIT_INTERRUPTED)
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
     return plain
 
@@ -146,7 +144,7 @@ def _this_process() -> dict[str, Any]:
 
 
 def _say_written(folder: Path, cases: int, size: int) -> None:
-    click.echo(f"written: {folder}, {_cases(cases)}, {size / 1e6:.1f} MB")
+    click.echo(f"written: {folder}, {counted(cases, 'case')}, {size / 1e6:.1f} MB")
 
 
 # Comparing ---------------------------------------------------------------------------------------------
@@ -197,7 +195,7 @@ def _describe(side: str, golden: Golden) -> None:
     best = features[-1] if isinstance(features, list) and features else "not recorded"
     runs = sorted({case.implementation for case in golden.cases.values()})
     parts = [
-        f"{golden.folder}: {_cases(len(golden.cases))} of {made.get('backend')}, {made.get('mode')}",
+        f"{golden.folder}: {counted(len(golden.cases), 'case')} of {made.get('backend')}, {made.get('mode')}",
         f"device {made.get('device')}, runs {', '.join(runs)}",
         ", ".join(f"{what} {number}" for what, number in versions.items()),
         f"{machine.get('processor')}, instruction set {best}",
@@ -228,15 +226,11 @@ def _conclude(findings: Findings, verbose: bool, same: str) -> None:
         f"{len(findings.equal)} equal" if findings.equal else "",
     ]
     if findings.exit_code == 0:
-        click.echo(f"EQUAL: every output has {same} ({_cases(len(findings.equal))})")
+        click.echo(f"EQUAL: every output has {same} ({counted(len(findings.equal), 'case')})")
     else:
         word = "DIFFERENT" if findings.different else "UNUSABLE"
         click.echo(f"{word}: {', '.join(count for count in counts if count)}")
     sys.exit(findings.exit_code)
-
-
-def _cases(count: int) -> str:
-    return f"{count} case" if count == 1 else f"{count} cases"
 
 
 @contextmanager

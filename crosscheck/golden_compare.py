@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from crosscheck import contract
 from crosscheck.bits import as_numpy
+from crosscheck.calls import contract_result
 from crosscheck.cases import OPS, Case, Inputs
 from crosscheck.checkpoint import CheckpointError
 from crosscheck.golden_arrays import Blocks, Whole, difference
-from crosscheck.golden_write import contract_result
 from crosscheck.goldens import Golden, GoldenCase, GoldenError
 from crosscheck.real_input import RealCase
 

@@ -5,12 +5,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import ml_dtypes
-import numpy as np
-
 from crosscheck.golden_write import SAMPLE_ROWS, WHOLE_UP_TO, Answered, check_target, made_by, write_golden
 from crosscheck.judge import Judged
-from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut
+from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut, stored_array
 from crosscheck.registry import Backend
 from crosscheck.runner import BackendMissing, fair_threads
 
@@ -46,7 +43,9 @@ def record(
     threads = fair_threads(1)
     process = WorkerProcess(backend, threads)
     try:
-        said = _greet(process, backend)
+        said = process.greet()
+        if said["reason"] is not None:
+            raise BackendMissing({backend.name: said["reason"]})
         maker = made_by(backend.name, mode, said, {**os.environ, **backend.environment(threads)})
         with tempfile.TemporaryDirectory(prefix="crosscheck-") as scratch:
             answers = _answers(process, cases, mode, timeout, Path(scratch), heard)
@@ -55,16 +54,6 @@ def record(
             )  # fmt: skip
     finally:
         process.close()
-
-
-def _greet(process: WorkerProcess, backend: Backend) -> dict[str, object]:
-    try:
-        said = process.hello()
-    except (WorkerDied, WorkerTimedOut) as error:
-        said = {"reason": f"it cannot start: {error}"}
-    if said["reason"] is not None:
-        raise BackendMissing({backend.name: said["reason"]})
-    return said
 
 
 def _answers(
@@ -85,7 +74,6 @@ def _answers(
         if "raised" in answer:
             raise NoAnswer(f"{case.id}: raised {answer['raised']}")
         said = answer["recorded"]
-        bits = np.load(path, allow_pickle=False)
-        result = bits.view(ml_dtypes.bfloat16 if said["dtype"] == "bfloat16" else said["dtype"])
+        result = stored_array(path, said["dtype"])
         yield Answered(case, case.inputs(), {"result": result}, said["implementation"])
         path.unlink()

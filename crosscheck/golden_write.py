@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from crosscheck import contract
 from crosscheck.bits import as_numpy, digest
+from crosscheck.calls import contract_result
 from crosscheck.cases import Inputs
 from crosscheck.golden_arrays import Whole, as_stored, block_rows
 from crosscheck.goldens import MANIFEST, SCHEMA, GoldenError
@@ -50,11 +51,6 @@ def contract_answers(
         heard(case.id)
         inputs = case.inputs()
         yield Answered(case, inputs, {"result": contract_result(case.op, inputs, case.digits)}, "contract")
-
-
-def contract_result(op: str, inputs: Inputs, digits: int | None) -> Array:
-    result: Array = getattr(contract, op)(**inputs, **({} if digits is None else {"digits": digits}))
-    return result
 
 
 def made_by(backend: str, mode: str, said: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from crosscheck import accuracy, contract
+from crosscheck import accuracy
 from crosscheck.backends import Adapter
 from crosscheck.bench import Bench, Judged, as_rows
 from crosscheck.bits import compare, digest
+from crosscheck.calls import contract_result
 from crosscheck.candidate_adapters import Candidate
 from crosscheck.gradients import Gradients
 from crosscheck.invariance import NotApplicable, trials
@@ -63,8 +64,7 @@ EVERYTHING = Effort()
 
 def expected_answer(case: Judged) -> Answer:
     inputs = case.inputs()
-    digits = {} if case.digits is None else {"digits": case.digits}
-    result: Array = getattr(contract, case.op)(**inputs, **digits)
+    result = contract_result(case.op, inputs, case.digits)
     return Answer(result, expected_gradients(case.op, inputs, case.seed))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.backends import Adapter
+from crosscheck.bench import as_rows
 from crosscheck.bits import compare
 from crosscheck.candidate_adapters import Candidate
 from crosscheck.cases import Inputs
@@ -148,7 +149,4 @@ def _alike(array: Array, other: Array) -> bool:
 
 def _as_rows(found: Gradients) -> Gradients:
     """The gradient of hidden states as [rows, K]."""
-    if "hidden" not in found:
-        return found
-    hidden = found["hidden"]
-    return {**found, "hidden": hidden.reshape(int(np.prod(hidden.shape[:-1])), hidden.shape[-1])}
+    return {name: as_rows(array) if name == "hidden" else array for name, array in found.items()}

@@ -14,11 +14,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from crosscheck.bits import to_bits
 from crosscheck.registry import Backend
 
-__all__ = ["WorkerDied", "WorkerProcess", "WorkerTimedOut"]
+__all__ = ["WorkerDied", "WorkerProcess", "WorkerTimedOut", "store_array", "stored_array"]
 
 START_LIMIT = 180.0  # seconds until a worker must have said hello
+
+
+def store_array(path: str | Path, array: NDArray[Any]) -> str:
+    """Put an array in a file for another process; its dtype, which the other is to be told.
+
+    The file has unsigned integers, since NumPy's format knows no bfloat16.
+    """
+    np.save(path, to_bits(array))
+    return array.dtype.name
+
+
+def stored_array(path: str | Path, dtype: str) -> NDArray[Any]:
+    bits: NDArray[Any] = np.load(path, allow_pickle=False)
+    return bits.view(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 class WorkerDied(Exception):
@@ -63,6 +82,13 @@ class WorkerProcess:
         """Start the adapter: {"reason": None, ...}, or the reason why it cannot run."""
         answer: dict[str, Any] = self.ask(self._setup, START_LIMIT)["hello"]
         return answer
+
+    def greet(self) -> dict[str, Any]:
+        """`hello`, with a reason also where the process ends or says nothing."""
+        try:
+            return self.hello()
+        except (WorkerDied, WorkerTimedOut) as error:
+            return {"reason": f"it cannot start: {error}"}
 
     def ask(
         self, request: dict[str, Any], limit: float, on_doing: Callable[[str], None] = lambda doing: None

@@ -11,9 +11,9 @@ from rich.text import Text
 from crosscheck.candidate_report import print_candidates
 from crosscheck.report_table import print_accuracy, print_checks
 from crosscheck.runner import Run
-from crosscheck.verdict import NOT_OFFERED, OUTCOMES, Verdict
+from crosscheck.verdict import NOT_OFFERED, OUTCOMES, Verdict, counted
 
-__all__ = ["counted", "print_environments", "print_report", "repeat_command"]
+__all__ = ["print_environments", "print_report", "repeat_command"]
 
 SHOWN = 10  # failures shown unless all are asked for
 CHECKS_LEGEND = (
@@ -35,15 +35,6 @@ IDS_LEGEND = (
     "`crosscheck run --help` explains each part."
 )
 STYLES = {"equal": "bold green", "incomplete": "bold yellow", "interrupted": "bold yellow"}  # else bold red
-
-
-def counted(number: int, noun: str) -> str:
-    """
-    Example:
-        >>> counted(1, "case"), counted(0, "case")
-        ('1 case', '0 cases')
-    """
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def print_environments(console: Console, environments: dict[str, dict[str, Any]]) -> None:

@@ -15,13 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from crosscheck.bits import to_bits
 from crosscheck.controls import Caught
 from crosscheck.judge import Effort, Judged, expected_answer
-from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut
+from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut, store_array
 from crosscheck.registry import Backend
 from crosscheck.verdict import NOT_OFFERED, Verdict, worst
 
@@ -192,8 +190,7 @@ class _Crew:
 
     def _store(self, name: str, array: NDArray[Any]) -> tuple[str, str]:
         path = self.folder / f"{name}.npy"
-        np.save(path, to_bits(array))
-        return str(path), array.dtype.name
+        return str(path), store_array(path, array)
 
     def _drive(self, lane: "_Lane") -> None:
         try:
@@ -226,10 +223,7 @@ class _Lane:
             if self.closed:
                 return {"reason": "the run was stopped"}
             self.process = WorkerProcess(self.backend, self.threads)
-        try:
-            said = self.process.hello()
-        except (WorkerDied, WorkerTimedOut) as error:
-            said = {"reason": f"it cannot start: {error}"}
+        said = self.process.greet()
         said["modes"] = list(self.backend.modes)
         self.implementations = said.get("implementations", {})
         return said

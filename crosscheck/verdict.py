@@ -8,7 +8,18 @@ from crosscheck.accuracy import Accuracy
 from crosscheck.bits import Difference
 from crosscheck.invariance import COLUMNS
 
-__all__ = ["CHECKS", "NOT_OFFERED", "OUTCOMES", "Check", "Failure", "NotOffered", "Verdict", "in_one_line", "worst"]
+__all__ = [
+    "CHECKS",
+    "NOT_OFFERED",
+    "OUTCOMES",
+    "Check",
+    "Failure",
+    "NotOffered",
+    "Verdict",
+    "counted",
+    "in_one_line",
+    "worst",
+]
 
 CHECKS = ("bits", "inputs", *COLUMNS, "grad")
 NOT_OFFERED = "not offered"
@@ -22,6 +33,15 @@ class NotOffered(Exception):
 def worst(outcomes: Iterable[str]) -> str:
     """The outcome of several: "equal" where all are, also where there is none."""
     return min(outcomes, key=OUTCOMES.index, default="equal")
+
+
+def counted(number: int, noun: str) -> str:
+    """
+    Example:
+        >>> counted(1, "case"), counted(0, "case")
+        ('1 case', '0 cases')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def in_one_line(error: Exception) -> str:

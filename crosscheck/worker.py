@@ -16,14 +16,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, TextIO
 
-import ml_dtypes
-import numpy as np
-from numpy.typing import NDArray
-
 from crosscheck.backends import Adapter
-from crosscheck.bits import to_bits
 from crosscheck.cases import Case
 from crosscheck.judge import Answer, Effort, Judged, judge
+from crosscheck.process import store_array, stored_array
 from crosscheck.real_input import RealCase
 from crosscheck.verdict import in_one_line
 
@@ -119,12 +115,12 @@ def _record(adapter: Adapter, request: dict[str, Any], say: Say) -> None:
         case = _case(request["case"])
         arguments = {name: adapter.from_numpy(array) for name, array in case.inputs().items()}
         result = adapter.to_numpy(adapter.run(case.op, arguments, case.digits, request["mode"]))
-        np.save(request["record"], to_bits(result))
+        dtype = store_array(request["record"], result)
         implementation = adapter.implementation(case.op, arguments, case.digits)
     except Exception as error:  # the process boundary
         say({"raised": in_one_line(error)})
     else:
-        say({"recorded": {"dtype": result.dtype.name, "implementation": implementation}})
+        say({"recorded": {"dtype": dtype, "implementation": implementation}})
 
 
 def _case(fields: dict[str, Any]) -> Judged:
@@ -133,13 +129,8 @@ def _case(fields: dict[str, Any]) -> Judged:
 
 def _expected(files: dict[str, Any]) -> Answer:
     """What the contract gives."""
-    return Answer(_stored(*files["result"]), {name: _stored(*file) for name, file in files["gradients"].items()})
-
-
-def _stored(path: str, dtype: str) -> NDArray[Any]:
-    """An array whose file has unsigned integers, since NumPy's format knows no bfloat16."""
-    bits: NDArray[Any] = np.load(path, allow_pickle=False)
-    return bits.view(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    gradients = {name: stored_array(*file) for name, file in files["gradients"].items()}
+    return Answer(stored_array(*files["result"]), gradients)
 
 
 if __name__ == "__main__":
