@@ -126,9 +126,11 @@ def gradient_rows(table: Array, key: Array) -> list[Row]:
     """Against XLA's own gradients, which add in floating point; its scatter does so in no fixed order."""
     rows = []
     upstream = jax.random.normal(key, (GRADIENT_TOKENS, K), jnp.bfloat16)
-    ranks = -jnp.log(jnp.arange(1, V + 1, dtype=jnp.float32))
+    odds = jnp.cumsum(1 / jnp.arange(1, V + 1, dtype=jnp.float32))
+    # jax.random.categorical would hold a number for each token and id.
+    zipf = jnp.searchsorted(odds, odds[-1] * jax.random.uniform(key, (GRADIENT_TOKENS,)))
     uniform = jax.random.randint(key, (GRADIENT_TOKENS,), 0, V)
-    for name, ids in {"uniform": uniform, "Zipf": jax.random.categorical(key, ranks, shape=(GRADIENT_TOKENS,))}.items():
+    for name, ids in {"uniform": uniform, "Zipf": jnp.minimum(zipf, V - 1)}.items():
         calls = {
             peer: jax.jit(lambda ids, g, f=gather: jax.vjp(lambda w: f(ids, w), table)[1](g)[0])
             for peer, gather in {"take": take, "ours": ours_unchecked}.items()
