@@ -17,7 +17,8 @@ for package in ("crosscheck", "rlk_jax", "rlk_torch"):
     folder = Path(spec.origin).parent
     assert CHECKOUT not in folder.parents, f"{package} comes from {folder}, not from the wheel"
     assert (folder / "py.typed").is_file(), f"{package} has no py.typed"
-    missing = {file.name for file in (CHECKOUT / package).glob("*.py")} - {file.name for file in folder.glob("*.py")}
+    names = {file.name for file in (CHECKOUT / package).iterdir() if file.suffix in (".py", ".j2", ".css", ".js")}
+    missing = names - {file.name for file in folder.iterdir()}
     assert not missing, f"{package} lacks {sorted(missing)}"
 
 logits = contract.lm_head(np.float32([[1, 2]]), np.float32([[3, 4]]))

@@ -154,10 +154,30 @@ def gradient_rows(table: Array, key: Array) -> list[Row]:
     return rows
 
 
+def logprob_rows(table: Array, key: Array) -> list[Row]:
+    """On ready logits against JAX's own, and from hidden states against the logits alone; weight aligned before."""
+    hidden, ids = jax.random.normal(key, (2048, K), jnp.bfloat16), jax.random.randint(key, (2048,), 0, V)
+    weight = rlk_jax.align(table, 4)
+    head = jax.jit(rlk_jax.lm_head_fp32)
+    logits = head(hidden, weight)
+    own = jax.jit(lambda x, ids: jnp.take_along_axis(jax.nn.log_softmax(x), ids[:, None], axis=1))
+    selected = jax.jit(lambda x, ids: rlk_jax.selected_logprob(x, ids, check_ids=False))
+    times = in_turns({"jax": lambda: own(logits, ids), "ours": lambda: selected(logits, ids)})
+    ours = times["ours"]
+    rate, ratio = bandwidth(2 * logits.nbytes, ours), ours / times["jax"]
+    rows = [Row("selected_logprob", 2048, ours, rate, "log_softmax, take", ratio)]
+    linear = jax.jit(lambda h, w, ids: rlk_jax.linear_logprob(h, w, ids, check_ids=False))
+    times = in_turns({"head": lambda: head(hidden, weight), "ours": lambda: linear(hidden, weight, ids)})
+    ours = times["ours"]
+    rows.append(Row("linear_logprob", 2048, ours, tops(10, 2048, ours), "lm_head_fp32", ours / times["head"]))
+    return rows
+
+
 def main() -> None:
     key = jax.random.key(0)
     table = jax.random.normal(key, (V, K), jnp.bfloat16) * jnp.bfloat16(0.02)
     rows = [*gather_rows(table, key), *align_rows(table), *lm_head_rows(table, key), *gradient_rows(table, key)]
+    rows += logprob_rows(table, key)
     emit(rows, f"jax {jax.__version__}, {jax.devices()[0].device_kind}")
 
 

@@ -184,12 +184,54 @@ def lm_head_gradient_rows(table: torch.Tensor) -> list[Row]:
     return rows
 
 
+def logprob_rows(table: torch.Tensor) -> list[Row]:
+    """On ready float32 logits, against torch's own."""
+    hidden, ids = torch.randn((2048, K), device="cuda").bfloat16(), torch.randint(0, V, (2048,), device="cuda")
+    logits = rlk_torch.lm_head_fp32(hidden, table)
+    times = in_turns(
+        {
+            "torch": lambda: torch.log_softmax(logits, 1).gather(1, ids[:, None]),
+            "ours": lambda: rlk_torch.selected_logprob(logits, ids, check_ids=False),
+        }
+    )
+    ours = times["ours"]
+    rate, ratio = bandwidth(2 * logits.nbytes, ours), ours / times["torch"]
+    rows = [Row("selected_logprob", 2048, ours, rate, "log_softmax, gather", ratio, 3)]
+    leaf, upstream = logits.requires_grad_(), torch.randn(2048, device="cuda")
+    outs = {
+        "torch": torch.log_softmax(leaf, 1).gather(1, ids[:, None])[:, 0],
+        "ours": rlk_torch.selected_logprob(leaf, ids, check_ids=False),
+    }
+    times = in_turns(
+        {name: (lambda y=y: torch.autograd.grad(y, leaf, upstream, retain_graph=True)) for name, y in outs.items()}
+    )
+    ours = times["ours"]
+    rate, ratio = bandwidth(2 * logits.nbytes, ours), ours / times["torch"]
+    rows.append(Row("its gradient", 2048, ours, rate, "log_softmax's", ratio))
+    return rows
+
+
+def linear_logprob_rows(table: torch.Tensor) -> list[Row]:
+    """From hidden states, against the logits alone; weight aligned before."""
+    hidden, ids = torch.randn((2048, K), device="cuda").bfloat16(), torch.randint(0, V, (2048,), device="cuda")
+    weight = rlk_torch.align(table, 4)
+    times = in_turns(
+        {
+            "head": lambda: rlk_torch.lm_head_fp32(hidden, weight),
+            "ours": lambda: rlk_torch.linear_logprob(hidden, weight, ids, check_ids=False),
+        }
+    )
+    ours = times["ours"]
+    return [Row("linear_logprob", 2048, ours, tops(10, 2048, ours), "lm_head_fp32", ours / times["head"], 1.5)]
+
+
 def main() -> None:
     table = torch.empty((V, K), dtype=torch.bfloat16, device="cuda")
     for part in table.split(16384):
         part.copy_(torch.randn(part.shape, device="cuda") * 0.02)
     rows = [*gather_rows(table), *align_rows(table), *lm_head_rows(table)]
     rows += [*embedding_gradient_rows(table), *lm_head_gradient_rows(table)]
+    rows += [*logprob_rows(table), *linear_logprob_rows(table)]
     versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}"
     emit(rows, versions)
 

@@ -11,13 +11,14 @@ in ULPs of the scale can be bounded, whatever cancels.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.cases import Inputs
+from crosscheck.histogram import ERRORS, histogram
 
 __all__ = ["Accuracy", "measure", "ulp"]
 
@@ -30,13 +31,18 @@ _FORMATS = {"bfloat16": (8, -126, 127), "float16": (11, -14, 15), "float32": (24
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Errors over the sampled entries: in ULPs, relative to the row's largest |logit|, and in ULPs of the scale."""
+    """Errors over the sampled entries: in ULPs, relative to the row's largest |logit|, and in ULPs of the scale.
+
+    `histogram` has how many there are in each bin of `crosscheck.histogram.ERRORS`: "ulp", in ULPs of the logit, and
+    "scaled", of its scale.
+    """
 
     max_ulp: float
     mean_ulp: float
     max_relative: float
     samples: int
     max_scaled_ulp: float = 0.0
+    histogram: dict[str, list[int]] = field(default_factory=dict)
 
 
 def ulp(value: float, dtype: str) -> float:
@@ -73,7 +79,8 @@ def measure(logits: Array, inputs: Inputs, seed: int) -> Accuracy | None:
         scaled.append(error / ulp(max(abs(exact), math.hypot(*products)), dtype))
     if not errors:
         return None
-    return Accuracy(max(errors), sum(errors) / len(errors), max(relative), len(errors), max(scaled))
+    counts = {"ulp": histogram(errors, ERRORS), "scaled": histogram(scaled, ERRORS)}
+    return Accuracy(max(errors), sum(errors) / len(errors), max(relative), len(errors), max(scaled), counts)
 
 
 def _products(row: Array, column: Array, bias: Any) -> list[float] | None:

@@ -1,5 +1,6 @@
 """A case on an adapter in a mode: how its calls are made, and how a transformed one is compared with the base."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -7,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.backends import Adapter
-from crosscheck.bits import Difference, compare
+from crosscheck.bits import Difference, compare, digest
 from crosscheck.cases import Inputs
 from crosscheck.gradients import result_shape
 from crosscheck.invariance import Trial
 from crosscheck.verdict import Check
 
-__all__ = ["Bench", "Judged", "as_rows"]
+__all__ = ["Bench", "Judged", "as_rows", "digest_of_inputs"]
 
 Array = NDArray[Any]
 
@@ -66,15 +67,28 @@ class Bench:
     def run(self, arguments: dict[str, Any]) -> Array:
         return self.adapter.to_numpy(self.adapter.run(self.case.op, arguments, self.case.digits, self.mode))
 
-    def difference(self, trial: Trial[Array], base: Array) -> Difference | None:
-        """How the transformed calls differ from the untransformed result [rows, width]."""
+    def pair(self, trial: Trial[Array], base: Array) -> tuple[Array, Array]:
+        """What the transformed calls give, and what the untransformed result [rows, width] says they must.
+
+        Where a call gives another shape or dtype it is that result, and zeros of the shape and dtype that are due.
+        """
         results = []
         for inputs in trial.calls:
             result, shape = self.run(self.arguments(inputs, trial.layout)), result_shape(inputs)
             if result.shape != shape or result.dtype != base.dtype:
-                return compare(result, np.broadcast_to(np.zeros((), base.dtype), shape))
+                return result, np.broadcast_to(np.zeros((), base.dtype), shape)
             results.append(as_rows(result))
-        return compare(trial.join(results), trial.expected(base))
+        return trial.join(results), trial.expected(base)
+
+    def difference(self, trial: Trial[Array], base: Array) -> Difference | None:
+        """How the transformed calls differ from the untransformed result [rows, width]."""
+        return compare(*self.pair(trial, base))
+
+
+def digest_of_inputs(inputs: Inputs) -> str:
+    """SHA-256 in hex over the names, dtypes, shapes and bits of a call's arguments."""
+    said = "".join(f"{name} {digest(array)}\n" for name, array in sorted(inputs.items()))
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def as_rows(result: Array) -> Array:

@@ -56,6 +56,11 @@ def as_numpy(x: Any, name: str = "array") -> Array:
     return array
 
 
+def is_array(x: Any) -> bool:
+    """Whether x is of a type that `as_numpy` reads; its dtype is not looked at."""
+    return isinstance(x, np.ndarray | np.generic) or _is("torch", "Tensor", x) or _is("jax", "Array", x)
+
+
 def _is(module: str, type_name: str, x: Any) -> bool:
     """Whether x is of a framework's type, without importing the framework."""
     imported = sys.modules.get(module)
@@ -226,12 +231,12 @@ def _value(array: Array, index: tuple[int, ...]) -> float | int | bool:
 def _max_ulp(a: Array, b: Array, dtype: str) -> int | None:
     """The largest ULP distance of the pairs [N] without NaN; None where there is no such pair."""
     block = 2**18  # temporaries stay in the cache
-    blocks = (_distances(a[i : i + block], b[i : i + block], dtype) for i in range(0, len(a), block))
+    blocks = (ulp_distances(a[i : i + block], b[i : i + block], dtype) for i in range(0, len(a), block))
     return max((int(distances.max()) for distances in blocks if distances.size), default=None)
 
 
-def _distances(a: Array, b: Array, dtype: str) -> Array:
-    """The ULP distances of the pairs without NaN, unsigned."""
+def ulp_distances(a: Array, b: Array, dtype: str) -> Array:
+    """The ULP distances of the pairs [N] of bit patterns without NaN, unsigned, [at most N]."""
     top = 1 << (8 * a.itemsize - 1)
     if dtype in _FRACTION_BITS:
         infinity = (top - 1) >> _FRACTION_BITS[dtype] << _FRACTION_BITS[dtype]
@@ -249,29 +254,43 @@ def _ordered_float(bits: Array, top: int) -> Array:
 
 
 class BitsDiffer(AssertionError):
-    """Raised by `assert_bits_equal`; `difference` is the record."""
+    """Raised by `assert_bits_equal`; `difference` is the record. Of trees it may be None: `crosscheck.trees`."""
 
-    def __init__(self, difference: Difference, context: str = "") -> None:
-        super().__init__(f"{context}: {difference.describe()}" if context else difference.describe())
-        self.difference = difference
+    def __init__(self, difference: Difference | None, context: str = "", text: str = "") -> None:
+        text = text if difference is None or text else difference.describe()
+        super().__init__(f"{context}: {text}" if context else text)
+        self.difference, self.context = difference, context
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.difference, self.context)
 
 
 def assert_bits_equal(actual: Any, expected: Any, *, context: str = "") -> None:
-    """Raise `BitsDiffer` unless dtype, shape and every bit agree.
+    """Raise `BitsDiffer` unless dtype, shape and every bit agree, of two arrays or of two trees of arrays.
 
     Arguments:
-        actual, expected: what `as_numpy` accepts, each from any framework.
+        actual, expected: what `as_numpy` accepts, each from any framework, or trees of it: dicts, lists, tuples, named
+            tuples, dataclasses and JAX's pytrees, with None, bool, int, float and str among their leaves.
         context: opens the message: the case, the framework, the device.
 
     Raises:
         BitsDiffer: they differ; the text gives dtype, shape, count, first index, both values, both bit patterns
-            and the ULP distance.
+            and the ULP distance. Of trees it is a `TreesDiffer`, whose text gives that for the first leaves that
+            differ, with their paths, and where the structures do.
         TypeError: an input that `as_numpy` refuses.
 
     Example:
         >>> assert_bits_equal(np.float32([np.nan]), np.float32([np.nan]), context="the same NaN")
+        >>> assert_bits_equal({"w": np.ones(2), "steps": 3}, {"w": np.ones(2), "steps": 3})
     """
+    from crosscheck import trees  # which rests on this file
+
     __tracebackhide__ = True
+    if trees.is_tree(actual) or trees.is_tree(expected):
+        found = trees.compare_trees(actual, expected)
+        if found is not None:
+            raise trees.TreesDiffer(found, context)
+        return
     difference = compare(actual, expected)
     if difference is not None:
         raise BitsDiffer(difference, context)

@@ -20,8 +20,9 @@ from crosscheck.backends import Call, JaxAdapter, TorchAdapter, own_digits, unch
 from crosscheck.gradients import wanted
 from crosscheck.verdict import NotOffered, in_one_line
 
-__all__ = ["Candidate", "JaxCandidate", "TorchCandidate", "load"]
+__all__ = ["BY_NAME", "THIRD", "Candidate", "JaxCandidate", "TorchCandidate", "load"]
 
+THIRD = "bias as the third"  # among what a candidate takes
 BY_NAME = ("bias", "digits", "check_ids")
 Function = Callable[..., Any]
 
@@ -104,6 +105,11 @@ class Candidate:
             everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
             self.named = tuple(name for name in BY_NAME if everything or name in parameters)
         return None
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """What it is called with beside the first two arguments: those of BY_NAME that it has, or THIRD."""
+        return (THIRD,) if self.bias_third else self.named
 
     def called(self, op: str) -> Function:
         """The function as an operator: arguments by name, of which it gets what it accepts."""

@@ -6,8 +6,7 @@ used or a backend that is missing, 130 interrupted.
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import click
@@ -18,14 +17,22 @@ from rich.text import Text
 
 from crosscheck.candidates import CandidateError
 from crosscheck.cli_candidates import candidate_options, read_candidates
-from crosscheck.cli_cases import Unusable, case_options, chosen_cases, given_options, termination_as_interrupt
+from crosscheck.cli_cases import (
+    Unusable,
+    case_options,
+    chosen_cases,
+    given_options,
+    list_ids,
+    termination_as_interrupt,
+)
 from crosscheck.cli_golden import COMMANDS as GOLDEN_COMMANDS
-from crosscheck.judge import Judged
-from crosscheck.progress import shown
+from crosscheck.cli_order import order_command
+from crosscheck.cli_report import REPORT_OPTIONS, Reports, report_options
+from crosscheck.cli_running import RUNNING_OPTIONS, read_running, running_options
 from crosscheck.registry import BACKENDS, Backend
 from crosscheck.report import print_environments, print_report
-from crosscheck.report_json import as_json, check_writable, program_version, write_json
-from crosscheck.runner import BackendMissing, Run, describe, run
+from crosscheck.report_json import as_json, program_version
+from crosscheck.runner import Run, describe
 from crosscheck.verdict import counted
 
 __all__ = ["main"]
@@ -34,8 +41,8 @@ DEFAULT_BACKENDS = "numpy,torch-cpu,jax-cpu"
 EXIT_NOT_EQUAL, EXIT_INTERRUPTED = 1, 130
 NO_CASE = "nothing compared: no case matches {!r}; --list shows the ids"
 NARROW = 60  # columns, below which `info` prints lines in place of a table
-# A failure is repeated with its own case, and backend or candidate; --json would replace the report of the whole run.
-NOT_REPEATED = ("backends", "candidates", "device", "pattern", "json_path")
+# A failure is repeated with its own case, and backend or candidate; its reports would replace those of the whole run.
+NOT_REPEATED = ("backends", "candidates", "device", "pattern", *REPORT_OPTIONS, *RUNNING_OPTIONS)
 EPILOG = """\b
 The parts of a case id:
   lm_head, embedding    the operator; with _fp32, its float32 form
@@ -65,7 +72,7 @@ def main() -> None:
     """Judge implementations of token embedding and LM head, bit for bit."""
 
 
-for command in GOLDEN_COMMANDS:
+for command in (*GOLDEN_COMMANDS, order_command):
     main.add_command(command)
 
 
@@ -73,13 +80,11 @@ for command in GOLDEN_COMMANDS:
 @click.option("--backends", default=DEFAULT_BACKENDS, show_default=True, help="Backends to judge, with commas.")
 @candidate_options
 @case_options
-@click.option("--list", "list_only", is_flag=True, help="Print the ids of the cases and stop.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the report.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True,
-              help="Seconds for one call; a case makes some thirty.")  # fmt: skip
+@report_options
+@running_options
 @click.option("--verbose", is_flag=True, help="Show every failure and every trial that failed.")
 @click.pass_context
-def run_command(context: click.Context, backends: str, json_path: Path | None, **options: Any) -> None:
+def run_command(context: click.Context, backends: str, **options: Any) -> None:
     """Judge backends, or your own candidates, on the built-in cases, or on a checkpoint.
 
     Every case is compared with the fixed-K contract, bit for bit, and with itself under transforms that must
@@ -94,29 +99,46 @@ def run_command(context: click.Context, backends: str, json_path: Path | None, *
             candidates = read_candidates(options, given, known)
         except CandidateError as error:
             raise Unusable(str(error)) from error
+        running = read_running(options, given)
         chosen = [] if candidates and "backends" not in given else _backends(backends, known)
-        if "json_path" in given and "list_only" in given:
-            raise Unusable("--list judges nothing, so there is no report for --json; expected one of the two")
+        unused = [option for name, option in REPORT_OPTIONS.items() if name in given]
+        if unused and "list_only" in given:
+            raise Unusable(f"--list judges nothing, so there is no report for {unused[0]}; expected one of the two")
         cases, notes = chosen_cases(context, options, NO_CASE)
         if options["list_only"]:
-            click.echo("\n".join(case.id for case in cases))
-            return
-        if json_path is not None:
-            _check_report(json_path)
+            list_ids(case.id for case in cases)
+        reports = Reports.of(options)
+        reports.check()
+        running.check()
         console = Console(highlight=False)
         for note in notes:
             console.print(Text(f"note: {note}"), soft_wrap=True)
-        result = _judge(cases, [*chosen, *candidates.backends], options["timeout"])
-        candidates.finish(result, options["timeout"])
+        repeating = _repeating(context, given)
+
+        def report_of(result: Run) -> dict[str, Any]:
+            candidates.mark(result)
+            return as_json(result, cases, context.meta["typed"], notes, repeating)
+
+        with termination_as_interrupt():
+            everything = [*chosen, *candidates.backends]
+            result, kept = running.judge(cases, everything, lambda partial: reports.write_part(report_of, partial))
+            candidates.finish(result, options["timeout"])
+            problem = running.reproduce(result, cases, everything)
+        for note in kept:
+            console.print(Text(f"note: {note}"), soft_wrap=True)
+            notes.append(note)
         print_environments(console, result.environments)
         if result.verdicts:
-            print_report(console, result, _repeating(context, given), verbose=options["verbose"])
-        if json_path is not None:
-            _write_report(json_path, as_json(result, cases, context.meta["typed"], notes))
+            print_report(console, result, repeating, verbose=options["verbose"])
+        if reports.files:
+            reports.write(report_of(result))
+        if problem:
+            raise Unusable(problem)
     except KeyboardInterrupt:
         _interrupted("interrupted; every process that was started has been ended")
     if not result.complete:
-        _interrupted(f"interrupted: {len(result.verdicts)} of {counted(result.due, 'verdict')} made")
+        made = f"{len(result.verdicts)} of {counted(result.due, 'verdict')} made"
+        _interrupted(f"interrupted: {made}{reports.continued_by if result.verdicts else ''}")
     sys.exit(0 if result.outcome == "equal" else EXIT_NOT_EQUAL)
 
 
@@ -147,30 +169,6 @@ def _repeating(context: click.Context, given: Mapping[str, click.Option]) -> lis
         for part in value if option.multiple else [value]:
             words += [option.opts[0], str(part).removesuffix(".0") if isinstance(part, float) else str(part)]
     return words
-
-
-def _check_report(path: Path) -> None:
-    """Before the work, so that no verdict is lost to a mistyped path."""
-    try:
-        check_writable(path)
-    except OSError as error:
-        raise Unusable(f"the report cannot be written to {path}: {error.strerror}") from error
-
-
-def _write_report(path: Path, report: dict[str, Any]) -> None:
-    try:
-        write_json(path, report)
-    except OSError as error:
-        raise Unusable(f"the report could not be written to {path}: {error.strerror}") from error
-
-
-def _judge(cases: Sequence[Judged], backends: Sequence[Backend], timeout: float) -> Run:
-    totals = {backend.name: len(backend.modes) * len(cases) for backend in backends}
-    try:
-        with termination_as_interrupt(), shown(totals) as progress:
-            return run(cases, backends, timeout=timeout, progress=progress)
-    except BackendMissing as error:
-        raise Unusable(f"{error}; nothing was compared") from error
 
 
 @main.command("info")

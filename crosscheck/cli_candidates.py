@@ -46,11 +46,15 @@ class Candidates:
     def __bool__(self) -> bool:
         return bool(self.backends)
 
-    def finish(self, result: Run, timeout: float) -> None:
-        """Hold the errors against the tolerances and, where there are candidates, judge the controls."""
+    def mark(self, result: Run) -> None:
+        """Enter the tolerances, and how candidates were named."""
         for verdict in result.verdicts:
             verdict.tolerance = self.limits.get(verdict.dtype) if verdict.accuracy is not None else None
         result.candidates = self.named
+
+    def finish(self, result: Run, timeout: float) -> None:
+        """Hold the errors against the tolerances and, where there are candidates, judge the controls."""
+        self.mark(result)
         if self and result.complete:
             controls = run(control_cases(self.op), [control.backend for control in CONTROLS], timeout=timeout)
             result.controls = looked_at(controls.verdicts)

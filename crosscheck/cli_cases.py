@@ -2,9 +2,9 @@
 
 import fnmatch
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -14,7 +14,16 @@ from crosscheck.checkpoint import CheckpointError
 from crosscheck.judge import Judged
 from crosscheck.real_input import RealInput, real_cases
 
-__all__ = ["Unusable", "case_options", "chosen_cases", "given_options", "matching", "termination_as_interrupt"]
+__all__ = [
+    "Unusable",
+    "case_options",
+    "chosen_cases",
+    "given_options",
+    "list_ids",
+    "list_option",
+    "matching",
+    "termination_as_interrupt",
+]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 CHECKPOINT_ONLY = ("embedding_key", "lm_head_key", "token_ids", "hidden", "dtype", "max_rows")
@@ -40,11 +49,13 @@ def termination_as_interrupt() -> Iterator[None]:
 
 
 NO_CASE = "no case matches {!r}; crosscheck run --list shows the ids"
+list_option = click.option("--list", "list_only", is_flag=True, help="Print the ids of the cases and stop.")
 _OPTIONS = (
     click.option("--suite", type=click.Choice(["default", "full"]), default="default", show_default=True,
                  help="The built-in cases: a selection, or twenty times as many."),
     click.option("--op", "ops", multiple=True, type=click.Choice(OPS), help="Only this operator; may be repeated."),
     click.option("--filter", "pattern", default="*", metavar="GLOB", help="Only cases whose id matches."),
+    list_option,
     click.option("--checkpoint", metavar="PATH", help="A safetensors file, index or folder: cases on its tables."),
     click.option("--embedding-key", metavar="KEY", help="The embedding table [V, H] in the checkpoint."),
     click.option("--lm-head-key", metavar="KEY", help="The LM head [V, K]; the embedding's key where not given."),
@@ -59,6 +70,12 @@ def case_options(command: Command) -> Command:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def list_ids(ids: Iterable[str]) -> NoReturn:
+    """Print them, and end the command."""
+    click.echo("\n".join(ids))
+    raise click.exceptions.Exit(0)
 
 
 def matching(pattern: str) -> Callable[[str], bool]:

@@ -14,18 +14,25 @@ from crosscheck.cases import OPS, Case, Inputs
 from crosscheck.checkpoint import CheckpointError
 from crosscheck.golden_arrays import Blocks, Whole, difference
 from crosscheck.goldens import Golden, GoldenCase, GoldenError
+from crosscheck.gradients import contract_gradients, part_of, wanted
+from crosscheck.judge_gradient import gradient_call
 from crosscheck.real_input import RealCase
 
-__all__ = ["Findings", "compare_goldens", "verify_golden"]
+__all__ = ["Findings", "compare_goldens", "inputs_of", "verify_golden"]
 
 Heard = Callable[[str], None]
 
 
 @dataclass
 class Findings:
-    """Sentences, each opened by a case's id; of `equal` the ids alone."""
+    """Sentences, each opened by a case's id; of `equal` the ids alone.
+
+    Arguments:
+        without_gradients: the ids of cases that are unusable for their gradients alone: their results are equal.
+    """
 
     equal: list[str] = field(default_factory=list)
+    without_gradients: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
     unusable: list[str] = field(default_factory=list)
 
@@ -62,7 +69,7 @@ def compare_goldens(
     for golden in (actual, expected):
         golden.check_files()
     for here, there, golden in ((sides[0], sides[1], expected), (sides[1], sides[0], actual)):
-        findings.unusable += [f"{name}: it is missing from {golden.folder}" for name in here if name not in there]
+        findings.unusable += [f"{name}: {_missing(name, golden)}" for name in here if name not in there]
     for name in sides[0]:
         if name in sides[1]:
             heard(name)
@@ -70,9 +77,19 @@ def compare_goldens(
     return findings
 
 
+def _missing(name: str, golden: Golden) -> str:
+    reason = golden.not_offered.get(name)
+    return f"it is missing from {golden.folder}" + (f", not offered: {reason}" if reason else "")
+
+
 def _compare_case(actual: Golden, expected: Golden, name: str, findings: Findings) -> None:
+    """Where one side has gradients and the other none, the results are compared all the same."""
     got, want = actual.cases[name], expected.cases[name]
-    reasons = _incomparable(got, want, actual, expected) or _other_inputs(actual, expected, name)
+    lacking = None
+    if got.has_gradients != want.has_gradients:
+        lacking = expected if got.has_gradients else actual
+        got, want = got.without_gradients(), want.without_gradients()
+    reasons = _incomparable(got, want, actual, expected) or _other_inputs(actual, expected, got)
     if reasons:
         findings.unusable += [f"{name}: {reason}; outputs are not compared" for reason in reasons]
         return
@@ -82,8 +99,12 @@ def _compare_case(actual: Golden, expected: Golden, name: str, findings: Finding
         if (text := _difference(actual, expected, name, f"outputs.{output}"))
     ]
     findings.different += differences
+    if lacking is not None:
+        reason = lacking.cases[name].gradients
+        where = f"{lacking.folder} ({reason})" if reason else lacking.folder
+        findings.unusable.append(f"{name}: its gradients are missing from {where} and are not compared")
     if not differences:
-        findings.equal.append(name)
+        (findings.equal if lacking is None else findings.without_gradients).append(name)
 
 
 def _incomparable(got: GoldenCase, want: GoldenCase, actual: Golden, expected: Golden) -> list[str]:
@@ -93,6 +114,9 @@ def _incomparable(got: GoldenCase, want: GoldenCase, actual: Golden, expected: G
         for field in ("op", "digits")
         if getattr(got, field) != getattr(want, field)
     ]
+    if bool(got.untold) != bool(want.untold):
+        case, golden = (got, actual) if got.untold else (want, expected)
+        reasons.append(f"the one in {golden.folder} was not told the digits: {case.untold}")
     for one, other, golden in ((got, want, expected), (want, got, actual)):
         reasons += [f"{array} is missing from {golden.folder}" for array in one.arrays if array not in other.arrays]
     if not reasons and not got.named("outputs"):
@@ -100,9 +124,9 @@ def _incomparable(got: GoldenCase, want: GoldenCase, actual: Golden, expected: G
     return reasons
 
 
-def _other_inputs(actual: Golden, expected: Golden, name: str) -> list[str]:
-    reasons = []
-    for array in actual.cases[name].named("inputs"):
+def _other_inputs(actual: Golden, expected: Golden, case: GoldenCase) -> list[str]:
+    name, reasons = case.id, []
+    for array in case.named("inputs"):
         if text := _difference(actual, expected, name, f"inputs.{array}"):
             reasons.append(f"the inputs are not the same: inputs.{array}: {text}")
     return reasons
@@ -132,7 +156,7 @@ def verify_golden(golden: Golden, chosen: Callable[[str], bool], heard: Heard = 
     for name in names:
         heard(name)
         case = golden.cases[name]
-        inputs = _inputs(golden, case)
+        inputs = case.untold or inputs_of(golden, case)
         if isinstance(inputs, str):
             findings.unusable.append(f"{name}: {inputs}")
             continue
@@ -143,7 +167,7 @@ def verify_golden(golden: Golden, chosen: Callable[[str], bool], heard: Heard = 
     return findings
 
 
-def _inputs(golden: Golden, case: GoldenCase) -> Inputs | str:
+def inputs_of(golden: Golden, case: GoldenCase) -> Inputs | str:
     """The inputs as they are stored, or, where digests stand for them, drawn or read again; else why not."""
     loaded = {name: golden.load(case.id, f"inputs.{name}") for name in case.named("inputs")}
     whole = {name: x.array() for name, x in loaded.items() if isinstance(x, Whole)}
@@ -151,7 +175,10 @@ def _inputs(golden: Golden, case: GoldenCase) -> Inputs | str:
         return whole
     try:
         made_again = RealCase if case.case.get("kind") == "checkpoint" else Case
-        inputs = made_again.from_json(dict(case.case)).inputs()
+        drawn = made_again.from_json(dict(case.case))
+        inputs = drawn.inputs()
+        if case.has_gradients:
+            inputs = {**inputs, "grad": gradient_call(case.op, inputs, drawn.seed)["grad"]}
     except CheckpointError as error:
         return f"the inputs are stored as digests, and cannot be read again: {error}"
     except (KeyError, TypeError, ValueError, AssertionError):
@@ -174,15 +201,19 @@ def _if_the_same(inputs: Inputs, loaded: Mapping[str, Whole | Blocks]) -> Inputs
 
 def _from_contract(golden: Golden, case: GoldenCase, inputs: Inputs) -> list[str]:
     """Sentences on what the stored outputs and the contract's differ in."""
-    outputs = case.named("outputs")
-    if list(outputs) != ["result"] or case.op not in OPS:
+    outputs, arguments = case.named("outputs"), {name: x for name, x in inputs.items() if name != "grad"}
+    expected = {"result", *(f"grad.{name}" for name in wanted(arguments) if "grad" in inputs)}
+    if set(outputs) != expected or case.op not in OPS:
         raise GoldenError(
             f"{case.id} in {golden.folder} is {case.op} with the outputs {', '.join(outputs) or 'none'}; expected an "
-            "operator of the contract with one output, result"
+            f"operator of the contract with {', '.join(sorted(expected))}"
         )
     try:
-        result = as_numpy(contract_result(case.op, inputs, case.digits))
+        found = {"result": as_numpy(contract_result(case.op, arguments, case.digits))}
+        if "grad" in inputs:
+            gradients = contract_gradients(part_of(arguments)[0], inputs["grad"])
+            found |= {f"grad.{name}": array for name, array in gradients.items()}
     except (TypeError, ValueError, IndexError) as error:
         raise GoldenError(f"{case.id} in {golden.folder} cannot be computed: {error}") from error
-    text = difference(golden.load(case.id, "outputs.result"), Whole.of(result))
-    return [f"outputs.result: {text}"] if text else []
+    differences = {name: difference(golden.load(case.id, f"outputs.{name}"), Whole.of(found[name])) for name in outputs}
+    return [f"outputs.{name}: {text}" for name, text in differences.items() if text]

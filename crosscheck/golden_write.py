@@ -20,9 +20,12 @@ from crosscheck import contract
 from crosscheck.bits import as_numpy, digest
 from crosscheck.calls import contract_result
 from crosscheck.cases import Inputs
+from crosscheck.golden_answer import gradients_of
 from crosscheck.golden_arrays import Whole, as_stored, block_rows
 from crosscheck.goldens import MANIFEST, SCHEMA, GoldenError
+from crosscheck.gradients import contract_gradients
 from crosscheck.judge import Judged
+from crosscheck.judge_gradient import gradient_call
 from crosscheck.report_json import machine, program_version
 
 __all__ = ["SAMPLE_ROWS", "WHOLE_UP_TO", "Answered", "check_target", "contract_answers", "made_by", "write_golden"]
@@ -35,22 +38,37 @@ VARIABLES = ("BLIS_", "CUDA_", "JAX_", "MKL_", "NPROC", "NPY_", "OMP_", "OPENBLA
 
 @dataclass(frozen=True)
 class Answered:
-    """A case, its inputs, and what an implementation gave for them: {"result": array}."""
+    """A case, its inputs, and what an implementation gave for them.
+
+    Arguments:
+        inputs: the arguments by name, with gradients also the upstream gradient, "grad".
+        outputs: {"result": array}, with gradients also "grad.NAME" for each argument that has one.
+        gradients, untold: as in `GoldenCase`.
+    """
 
     case: Judged
     inputs: Inputs
     outputs: Mapping[str, Array]
     implementation: str
+    gradients: str = ""
+    untold: str = ""
 
 
 def contract_answers(
-    cases: Iterable[Judged], heard: Callable[[str], None] = lambda case_id: None
+    cases: Iterable[Judged], heard: Callable[[str], None] = lambda case_id: None, *, gradients: bool = False
 ) -> Iterator[Answered]:
     """The contract's own answers, in NumPy."""
     for case in cases:
         heard(case.id)
         inputs = case.inputs()
-        yield Answered(case, inputs, {"result": contract_result(case.op, inputs, case.digits)}, "contract")
+        outputs = {"result": contract_result(case.op, inputs, case.digits)}
+        if not gradients:
+            yield Answered(case, inputs, outputs, "contract")
+            continue
+        call = gradient_call(case.op, inputs, case.seed)
+        grad = call.pop("grad")
+        outputs |= {f"grad.{name}": array for name, array in contract_gradients(call, grad).items()}
+        yield Answered(case, {**inputs, "grad": grad}, outputs, "contract", gradients_of(inputs))
 
 
 def made_by(backend: str, mode: str, said: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -88,6 +106,7 @@ def write_golden(
     whole_up_to: int = WHOLE_UP_TO,
     sample_rows: int = SAMPLE_ROWS,
     force: bool = False,
+    not_offered: Mapping[str, str] | None = None,
 ) -> int:
     """Write a golden and return how many bytes it has.
 
@@ -95,6 +114,7 @@ def write_golden(
         maker: what `made_by` gives.
         whole_up_to: larger arrays, in bytes, are stored as digests of their blocks and `sample_rows` rows.
         force: replace a golden that is there.
+        not_offered: as in `Golden`; read when all answers have come.
 
     Raises:
         GoldenError: a folder that must not be replaced, or an array whose dtype has no place in a golden.
@@ -110,6 +130,7 @@ def write_golden(
             "crosscheck": program_version(),
             "made_by": dict(maker),
             "cases": cases,
+            **({"not_offered": dict(not_offered)} if not_offered else {}),
         }
         (new / MANIFEST).write_text(json.dumps(manifest, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         return sum(file.stat().st_size for file in new.iterdir())
@@ -139,6 +160,7 @@ def _write_case(folder: Path, answered: Answered, whole_up_to: int, sample_rows:
         "implementation": answered.implementation,
         "case": case.to_json(),
         "arrays": arrays,
+        **{name: text for name in ("gradients", "untold") if (text := getattr(answered, name))},
     }
 
 

@@ -6,7 +6,7 @@ each array against its digest. Every fault is a `GoldenError` whose one sentence
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class GoldenCase:
-    """One call: `case` is what it was drawn from, `arrays` are named inputs.NAME and outputs.NAME."""
+    """One call.
+
+    Arguments:
+        case: what its inputs were drawn from.
+        arrays: by the names inputs.NAME and outputs.NAME; gradients by inputs.grad and outputs.grad.NAME.
+        gradients: in words, which part of the inputs they are of, or why there are none; "" where none were asked for.
+        untold: why a candidate could not be told the digits; else "".
+    """
 
     id: str
     op: str
@@ -70,21 +77,39 @@ class GoldenCase:
     implementation: str
     case: Mapping[str, Any]
     arrays: Mapping[str, Stored] = field(default_factory=dict)
+    gradients: str = ""
+    untold: str = ""
 
     def named(self, kind: str) -> dict[str, Stored]:
         """The arrays of a kind, "inputs" or "outputs", without it in their names."""
         return {name.partition(".")[2]: x for name, x in self.arrays.items() if name.startswith(f"{kind}.")}
 
+    @property
+    def has_gradients(self) -> bool:
+        return any(map(_of_gradients, self.arrays))
+
+    def without_gradients(self) -> "GoldenCase":
+        return replace(self, arrays={name: x for name, x in self.arrays.items() if not _of_gradients(name)})
+
+
+def _of_gradients(name: str) -> bool:
+    return name == "inputs.grad" or name.startswith("outputs.grad.")
+
 
 @dataclass(frozen=True)
 class Golden:
-    """A folder whose manifest has been read and checked; arrays are read, and checked, when they are asked for."""
+    """A folder whose manifest has been read and checked; arrays are read, and checked, when they are asked for.
+
+    Arguments:
+        not_offered: the cases that a candidate has no answer to, {id: reason}.
+    """
 
     folder: Path
     contract: str
     crosscheck: str
     made_by: Mapping[str, Any]
     cases: Mapping[str, GoldenCase]
+    not_offered: Mapping[str, str] = field(default_factory=dict)
 
     def array(self, case_id: str, name: str) -> Array:
         """An array that is stored whole, for example "inputs.hidden"; bfloat16 is ml_dtypes'."""
@@ -204,6 +229,7 @@ def open_golden(folder: str | Path) -> Golden:
             _typed(manifest, "crosscheck", str),
             _typed(manifest, "made_by", dict),
             cases,
+            _words(manifest.get("not_offered", {})),
         )
     except _Malformed as error:
         raise GoldenError(f"{path} is damaged: {error}") from error
@@ -214,9 +240,16 @@ class _Malformed(Exception):
 
 
 def _typed(fields: Any, name: str, kind: Any) -> Any:
-    if not isinstance(fields, dict) or not isinstance(fields.get(name), kind):
+    if not isinstance(fields, dict) or name not in fields or not isinstance(fields[name], kind):
         raise _Malformed(f"{name} is missing, or of another type than it should be")
     return fields[name]
+
+
+def _words(fields: Any) -> dict[str, str]:
+    """Fields that a manifest may have, all of them text."""
+    if not isinstance(fields, dict):
+        raise _Malformed("not_offered is of another type than it should be")
+    return {name: _typed(fields, name, str) for name in fields}
 
 
 def _case(case_id: str, fields: Any) -> GoldenCase:
@@ -226,7 +259,8 @@ def _case(case_id: str, fields: Any) -> GoldenCase:
             raise _Malformed(f"file is {file!r}; expected the name of a safetensors file beside the manifest")
         arrays = {name: _stored(name, said) for name, said in _typed(fields, "arrays", dict).items()}
         op, implementation = _typed(fields, "op", str), _typed(fields, "implementation", str)
-        return GoldenCase(case_id, op, digits, file, implementation, _typed(fields, "case", dict), arrays)
+        said = _words({name: fields[name] for name in ("gradients", "untold") if name in fields})
+        return GoldenCase(case_id, op, digits, file, implementation, _typed(fields, "case", dict), arrays, **said)
     except _Malformed as error:
         raise _Malformed(f"case {case_id}: {error}") from error
 

@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 
 from crosscheck import accuracy
 from crosscheck.backends import Adapter
-from crosscheck.bench import Bench, Judged, as_rows
-from crosscheck.bits import compare, digest
+from crosscheck.bench import Bench, Judged, as_rows, digest_of_inputs
+from crosscheck.bits import digest
 from crosscheck.calls import contract_result
 from crosscheck.candidate_adapters import Candidate
 from crosscheck.gradients import Gradients
 from crosscheck.invariance import NotApplicable, trials
 from crosscheck.judge_candidate import nature, smallest_batch, try_bad_ids
 from crosscheck.judge_gradient import GradientScope, expected_gradients, gradient_call, judge_gradients
+from crosscheck.spread import enter_compared
 from crosscheck.verdict import CHECKS, NOT_OFFERED, Check, NotOffered, Verdict
 
 __all__ = ["Answer", "Effort", "Judged", "expected_answer", "judge"]
@@ -28,10 +29,11 @@ OTHER_MODE = "where every mode compiles, each takes the gradients of some of the
 
 @dataclass(frozen=True)
 class Answer:
-    """What the contract gives for a case."""
+    """What the contract gives for a case, and a digest of the inputs that it gives it for."""
 
     result: Array
     gradients: Gradients
+    inputs_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ EVERYTHING = Effort()
 def expected_answer(case: Judged) -> Answer:
     inputs = case.inputs()
     result = contract_result(case.op, inputs, case.digits)
-    return Answer(result, expected_gradients(case.op, inputs, case.seed))
+    return Answer(result, expected_gradients(case.op, inputs, case.seed), digest_of_inputs(inputs))
 
 
 def judge(
@@ -128,7 +130,7 @@ def _compare(bench: Bench, arguments: dict[str, Any], result: Array, expected: A
         verdict.nature = "" if reason else nature(result, expected)
     verdict.digest = digest(result)
     if reason is None:
-        check.enter(name, compare(result, expected))
+        enter_compared(verdict.checks, "bits", name, result, expected)
         verdict.contract_digest = digest(expected)
     else:
         check.leave_out(name, reason)
@@ -151,7 +153,7 @@ def _try_transforms(
         else:
             announce(attempt.name)
             try:
-                check.enter(attempt.name, bench.difference(attempt, base))
+                enter_compared(checks, attempt.column, attempt.name, *bench.pair(attempt, base))
             except NotOffered as lacking:
                 check.leave_out(attempt.name, str(lacking))
             except Exception as error:  # the judged code's own: it fails this trial, the others are still judged

@@ -14,6 +14,7 @@ from crosscheck.cases import Inputs
 from crosscheck.gradient_invariance import BAD_IDS, gradient_trials, work
 from crosscheck.gradients import Gradients, contract_gradients, part_of, upstream, wanted
 from crosscheck.invariance import NotApplicable, Trial
+from crosscheck.spread import enter_compared
 from crosscheck.verdict import NOT_OFFERED, Check, NotOffered, in_one_line
 
 __all__ = ["GradientScope", "expected_gradients", "gradient_call", "judge_gradients"]
@@ -92,7 +93,7 @@ def judge_gradients(
         check.enter_raised(ITSELF, error)
         return
     for name, array in found.items():
-        check.enter(f"{ITSELF}, gradient of {name}", compare(array, expected[name]))
+        enter_compared(checks, "grad", f"{ITSELF}, gradient of {name}", array, expected[name])
     for name, array in call.items():
         label = "the upstream gradient" if name == "grad" else name
         checks["inputs"].enter(f"{label} after the gradients", compare(scope.adapter.to_numpy(arguments[name]), array))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import queue
 import signal
@@ -91,11 +92,17 @@ class WorkerProcess:
             return {"reason": f"it cannot start: {error}"}
 
     def ask(
-        self, request: dict[str, Any], limit: float, on_doing: Callable[[str], None] = lambda doing: None
+        self,
+        request: dict[str, Any],
+        limit: float,
+        on_doing: Callable[[str], None] = lambda doing: None,
+        *,
+        on_found: Callable[[dict[str, Any]], None] = lambda found: None,
+        most: float = math.inf,
     ) -> dict[str, Any]:
-        """Send a request and wait for its answer; `on_doing` hears what the worker begins.
+        """Send a request and wait for its answer; `on_doing` hears what the worker begins, `on_found` what it has.
 
-        The limit, in seconds, is for each thing that it begins, and for the time before and after.
+        The limit, in seconds, is for each thing that it begins, and for the time before and after; `most` for all.
 
         Raises:
             WorkerDied, WorkerTimedOut.
@@ -107,19 +114,23 @@ class WorkerProcess:
             stdin.flush()
         except (BrokenPipeError, ValueError):  # ended, or closed by kill()
             raise WorkerDied(self._how_it_ended()) from None
-        deadline = time.monotonic() + limit
+        last = time.monotonic() + most
+        deadline = min(time.monotonic() + limit, last)
         while True:
             try:
                 line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise WorkerTimedOut(f"no answer within {limit:g} s") from None
+                raise WorkerTimedOut(f"no answer within {min(limit, most):g} s") from None
             if line is None:
                 raise WorkerDied(self._how_it_ended())
             answer: dict[str, Any] = json.loads(line)
+            if "found" in answer:
+                on_found(answer["found"])
+                continue
             if "doing" not in answer:
                 return answer
             on_doing(answer["doing"])
-            deadline = time.monotonic() + limit
+            deadline = min(time.monotonic() + limit, last)
 
     def kill(self) -> None:
         """End the process and what it started. Safe to call twice, and from another thread."""

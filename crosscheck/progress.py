@@ -1,6 +1,6 @@
-"""A progress bar for each backend, on stderr and on a terminal only; on a narrow one its numbers without the bar."""
+"""Progress bars, one for each backend, on stderr and on a terminal only; on a narrow one its numbers without the bar."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -9,7 +9,7 @@ from rich.table import Column
 
 from crosscheck import runner
 
-__all__ = ["shown"]
+__all__ = ["shown", "shown_cases"]
 
 ROOM = 64  # columns: a bar, and beside it what the backend does
 
@@ -38,4 +38,20 @@ def shown(totals: Mapping[str, int]) -> Iterator[runner.Progress]:
             bars.advance(tasks[backend])
 
     with bars:
+        yield heard
+
+
+@contextmanager
+def shown_cases(name: str, total: int) -> Iterator[Callable[[str], None]]:
+    """One bar; the callable that it gives is told which case begins."""
+    with shown({name: total}) as bar:
+        begun = False
+
+        def heard(case_id: str) -> None:
+            nonlocal begun
+            if begun:
+                bar(name, "")
+            begun = True
+            bar(name, case_id)
+
         yield heard

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["BACKENDS", "Backend"]
+__all__ = ["BACKENDS", "FEW", "Backend"]
+
+FEW = 12  # cases: of so few, every mode takes all gradients
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,14 @@ class Backend:
     settings: tuple[tuple[str, str], ...] = ()
     target: str = ""
 
-    def takes_gradients(self, mode: str, seed: int) -> bool:
-        """Whether a mode takes the gradients of a case, by the case's seed.
+    def takes_gradients(self, mode: str, seed: int, cases: int) -> bool:
+        """Whether a mode takes the gradients of a case, by the case's seed and by how many cases there are in all.
 
-        A gradient costs a compilation of a second and more. Where all modes compile they share a third of the cases
-        out, by bits that fall evenly on operators and dtypes of the default suite, and leave the others; but a
-        candidate has each of its cases taken in one mode.
+        A gradient costs a compilation of a second and more. Where all modes compile, and there are more than a FEW
+        cases, they share a third of the cases out, by bits that fall evenly on operators and dtypes of the default
+        suite, and leave the others; but a candidate has each of its cases taken in one mode.
         """
-        if len(self.compiling) < len(self.modes):
+        if cases <= FEW or len(self.compiling) < len(self.modes):
             return True
         turns, first = (len(self.modes), 0) if self.target else (3 * len(self.modes), 1)
         turn = (seed >> 28) % turns - first

@@ -10,10 +10,11 @@ from rich.text import Text
 
 from crosscheck.candidate_report import print_candidates
 from crosscheck.report_table import print_accuracy, print_checks
+from crosscheck.reproducer_report import print_reproducers
 from crosscheck.runner import Run
 from crosscheck.verdict import NOT_OFFERED, OUTCOMES, Verdict, counted
 
-__all__ = ["print_environments", "print_report", "repeat_command"]
+__all__ = ["print_environments", "print_report", "repeat_command", "summary"]
 
 SHOWN = 10  # failures shown unless all are asked for
 CHECKS_LEGEND = (
@@ -58,16 +59,17 @@ def print_report(console: Console, run: Run, command: Sequence[str], *, verbose:
         console.print(Text(sentence, style="dim"))
     print_accuracy(console, run.verdicts)
     print_candidates(console, run)
+    print_reproducers(console, run)
     failed = [verdict for verdict in run.verdicts if verdict.failed]
     for verdict in failed if verbose else failed[:SHOWN]:
         repeat = repeat_command(command, verdict, run.candidates.get(verdict.backend, ()))
         _failure(console, verdict, repeat, verbose)
     if not verbose and len(failed) > SHOWN:
         more = counted(len(failed) - SHOWN, "more failure")
-        _line(console, f"... and {more}: --verbose shows all, --json FILE keeps them")
+        _line(console, f"... and {more}: --verbose shows all, --report DIR keeps them")
     if failed:
         console.print(Text(IDS_LEGEND, style="dim"))
-    _line(console, _summary(run), style=STYLES.get(run.outcome, "bold red"))
+    _line(console, summary(run), style=STYLES.get(run.outcome, "bold red"))
 
 
 def _legend(run: Run, *, wide: bool) -> list[str]:
@@ -110,10 +112,13 @@ def repeat_command(command: Sequence[str], verdict: Verdict, named: Sequence[str
     return shlex.join([*command, "--filter", verdict.case, *(named or ("--backends", verdict.backend))])
 
 
-def _summary(run: Run) -> str:
+def summary(run: Run) -> str:
     """The outcome, and what it rests on: a bit that differs is told from an answer that is missing."""
     cases = counted(len({verdict.case for verdict in run.verdicts}), "case")
-    size = f"({cases}, {counted(len(run.environments), 'backend')}, {counted(len(run.verdicts), 'verdict')})"
+    verdicts = counted(len(run.verdicts), "verdict")
+    kept = sum(verdict.kept for verdict in run.verdicts)
+    of_earlier = f", {kept} of them kept" if kept else ""
+    size = f"({cases}, {counted(len(run.environments), 'backend')}, {verdicts}{of_earlier})"
     if run.outcome == "equal":
         return f"EQUAL: every bit is the contract's, under every transform {size}"
     said = [] if run.complete else [f"{len(run.verdicts)} of {counted(run.due, 'verdict')} made"]

@@ -20,7 +20,7 @@ from crosscheck.accuracy import Accuracy
 from crosscheck.cases import OPS
 from crosscheck.verdict import CHECKS, NOT_OFFERED, Verdict
 
-__all__ = ["print_accuracy", "print_checks"]
+__all__ = ["print_accuracy", "print_checks", "short"]
 
 WIDE = 122
 ENDLESS = 10_000  # columns: the width at which a table is measured
@@ -62,7 +62,7 @@ class _Row:
     def ulps(self) -> tuple[str, str] | None:
         """The largest and the mean error."""
         pooled = _pooled(verdict.accuracy for verdict in self.verdicts)
-        return None if pooled is None else (_short(pooled[0]), _short(pooled[1]))
+        return None if pooled is None else (short(pooled[0]), short(pooled[1]))
 
 
 def _rows(verdicts: Sequence[Verdict]) -> list[_Row]:
@@ -183,7 +183,7 @@ def _accuracy_cell(accuracies: list[Accuracy]) -> str:
     if pooled is None:
         return "-"
     relative = max(accuracy.max_relative for accuracy in accuracies)
-    return f"{_short(pooled[0])} {_short(pooled[1])} {_power(relative)}"
+    return f"{short(pooled[0])} {short(pooled[1])} {_power(relative)}"
 
 
 def _pooled(accuracies: Iterable[Accuracy | None]) -> tuple[float, float] | None:
@@ -195,7 +195,13 @@ def _pooled(accuracies: Iterable[Accuracy | None]) -> tuple[float, float] | None
     return max(a.max_ulp for a in known), sum(a.mean_ulp * a.samples for a in known) / samples
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
+    """A number of ULPs.
+
+    Example:
+        >>> short(0.5), short(212345.0)
+        ('0.50', '2e5')
+    """
     if math.isinf(value):
         return "inf"
     return f"{value:.2f}" if value < 1000 else _power(value)

@@ -1,33 +1,31 @@
-"""Run cases on backends, each backend and mode in its own process, side by side.
+"""Run cases on backends, each backend in each mode in processes of its own.
 
-One thread asks each process for one verdict after the other; one more computes the contract's result of each
-case once and stores it for all of them. A process that crashes, hangs or raises costs the verdict of that case;
-the next case gets a fresh process, until LIVES of them have ended one after another.
+Threads ask the processes for one verdict after the other. A process that crashes, hangs or raises costs the verdict
+of that case; the next case gets a fresh process, until LIVES of them have ended one after another.
 """
 
 import os
 import queue
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
+from crosscheck.answers import Answers
 from crosscheck.controls import Caught
-from crosscheck.judge import Effort, Judged, expected_answer
-from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut, store_array
+from crosscheck.judge import Judged
+from crosscheck.lanes import LIVES, Hand, Lane, Ledger, Progress
 from crosscheck.registry import Backend
 from crosscheck.verdict import NOT_OFFERED, Verdict, worst
 
-__all__ = ["BackendMissing", "Progress", "Run", "describe", "run"]
+__all__ = ["LIVES", "BackendMissing", "Progress", "Run", "describe", "fair_threads", "run"]
 
-LIVES = 3
-Progress = Callable[[str, str], None]  # backend, what it does now
-Files = dict[str, Any]  # "result" and "gradients" of the contract: a path and a dtype each
+PAUSE = 2.0  # seconds between two savings of the verdicts so far
+Save = Callable[["Run"], None]
 
 
 class BackendMissing(Exception):
@@ -47,6 +45,7 @@ class Run:
         due: how many verdicts a complete run makes.
         candidates: for each candidate, the options that name it.
         controls: of a run with candidates, whether the planted faults were caught.
+        bases: what verdicts rest on, by the names that they have for it.
     """
 
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -55,6 +54,7 @@ class Run:
     due: int = 0
     candidates: dict[str, list[str]] = field(default_factory=dict)
     controls: list[Caught] = field(default_factory=list)
+    bases: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def outcome(self) -> str:
@@ -75,16 +75,16 @@ def fair_threads(processes: int) -> int:
 
 def describe(backends: Sequence[Backend]) -> dict[str, dict[str, Any]]:
     """What each backend says about itself, each from its own process: its reason where it cannot run."""
-    lanes = [_Lane(backend, backend.modes[0], fair_threads(1)) for backend in backends]
-    with ThreadPoolExecutor(max(1, len(lanes))) as pool:
+    hands = [Hand(Lane(backend, backend.modes[0], fair_threads(1))) for backend in backends]
+    with ThreadPoolExecutor(max(1, len(hands))) as pool:
         try:
-            said = list(pool.map(_Lane.greet, lanes))
+            said = list(pool.map(Hand.greet, hands))
         finally:
-            for lane in lanes:
-                lane.close()
-    for lane in lanes:
-        lane.drop()
-    return {lane.backend.name: words for lane, words in zip(lanes, said, strict=True)}
+            for hand in hands:
+                hand.close()
+    for hand in hands:
+        hand.drop()
+    return {hand.lane.backend.name: words for hand, words in zip(hands, said, strict=True)}
 
 
 def run(
@@ -93,12 +93,21 @@ def run(
     *,
     timeout: float,
     progress: Progress = lambda backend, doing: None,
+    jobs: int | None = None,
+    gpu_jobs: int = 1,
+    ledger: Ledger | None = None,
+    save: Save | None = None,
 ) -> Run:
     """Judge every case on every backend in each of its modes.
 
     Arguments:
         timeout: seconds for one call; a case with its transforms makes some thirty.
         progress: told which call of which case is about to be made, and "" when a verdict has been made.
+        jobs: how many processes judge at the same time; None is one for each backend in each mode. No verdict
+            depends on it, and neither do the threads that a process has.
+        gpu_jobs: how many of them may share a backend's mode on a GPU.
+        ledger: keeps what verdicts rest on, and gives earlier ones that rest on the same.
+        save: called with the verdicts so far, now and then and at the end.
 
     Returns:
         The verdicts in the order of cases, backends and modes. Ctrl-C ends the processes and returns what there
@@ -108,9 +117,10 @@ def run(
         BackendMissing: a backend cannot run here; nothing is judged.
     """
     with tempfile.TemporaryDirectory(prefix="crosscheck-") as folder:
-        crew = _Crew(cases, backends, timeout, progress, Path(folder))
+        crew = _Crew(cases, backends, timeout, progress, Path(folder), ledger)
+        crew.share_out(jobs, gpu_jobs)
         try:
-            return crew.work()
+            return crew.work(save)
         finally:
             crew.dismiss()
 
@@ -125,160 +135,164 @@ class _Crew:
         timeout: float,
         progress: Progress,
         folder: Path,
+        ledger: Ledger | None,
     ) -> None:
-        self.cases, self.timeout, self.progress, self.folder = cases, timeout, progress, folder
+        self.cases, self.timeout, self.progress, self.ledger = cases, timeout, progress, ledger
         places = [(backend, mode) for backend in backends for mode in backend.modes]
-        self.lanes = [_Lane(backend, mode, fair_threads(len(places))) for backend, mode in places]
-        self.expected: list[Future[Files]] = [Future() for _ in cases]
+        self.lanes = [Lane(backend, mode, fair_threads(len(places)), len(cases)) for backend, mode in places]
+        self.answers, self.wanted = Answers(cases, folder), list[int]()
         self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.go, self.stop = threading.Event(), threading.Event()
-        self.threads = [threading.Thread(target=self._compute, daemon=True)]
-        self.threads += [threading.Thread(target=self._drive, args=(lane,), daemon=True) for lane in self.lanes]
 
-    def work(self) -> Run:
+    def share_out(self, jobs: int | None, gpu_jobs: int) -> None:
+        """Give each lane its processes, and make the threads, each of which serves one process after the other.
+
+        Where there are fewer threads than lanes, a lane's process starts at its turn, and before it one of each
+        backend to greet.
+        """
+        jobs = len(self.lanes) if jobs is None else jobs
+        counts = _processes(self.lanes, jobs, gpu_jobs)
+        firsts = [Hand(lane, self.ledger) for lane in self.lanes]
+        more = [Hand(lane, self.ledger) for lane, n in zip(self.lanes, counts, strict=True) for _ in range(n - 1)]
+        self.hands, self.in_turn = [*firsts, *more], jobs < len(self.lanes)
+        one_each = {hand.lane.backend.name: hand for hand in reversed(firsts)}
+        self.greeting = [hand for hand in firsts if not self.in_turn or one_each[hand.lane.backend.name] is hand]
+        queues = iter(self.greeting), iter(self.hands)  # a thread takes the next of a list
+        self.threads = [
+            threading.Thread(target=self._drive, args=queues, daemon=True) for _ in range(min(jobs, len(self.hands)))
+        ]
+        self.threads.append(threading.Thread(target=self._compute, daemon=True))
+
+    def work(self, save: Save | None) -> Run:
         result = Run(due=len(self.lanes) * len(self.cases))
         try:
             for thread in self.threads:
                 thread.start()
-            said = dict(self._next() for _ in self.lanes)
-            result.environments = {lane.backend.name: said[lane] for lane in reversed(self.lanes)}
-            result.environments = dict(reversed(result.environments.items()))
-            reasons = {lane.backend.name: words["reason"] for lane, words in said.items() if words["reason"]}
-            if reasons:
-                raise BackendMissing({name: reasons[name] for name in result.environments if name in reasons})
+            result.environments = self._environments(dict(self._next() for _ in self.greeting))
+            self._keep(result)
             self.go.set()
-            while len(result.verdicts) < result.due:
-                result.verdicts.append(self._next())
+            self._collect(result, save)
         except KeyboardInterrupt:
             result.complete = False
-        places = [(case.id, lane.backend.name, lane.mode) for case in self.cases for lane in self.lanes]
-        order = {place: i for i, place in enumerate(places)}
-        result.verdicts.sort(key=lambda verdict: order[verdict.case, verdict.backend, verdict.mode])
+        self._settle(result)
         return result
 
-    def _next(self) -> Any:
-        event = self.events.get()
+    def _environments(self, said: Mapping[Lane, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """By backend; what its processes are to be told is told to its lanes."""
+        reasons = {lane.backend.name: words["reason"] for lane, words in said.items() if words["reason"]}
+        found: dict[str, dict[str, Any]] = {}
+        for hand in self.greeting:
+            lane = hand.lane
+            found.setdefault(lane.backend.name, said[lane])
+            for other in self.lanes:
+                if other.backend is lane.backend and not other.basis:
+                    other.basis, other.implementations = hand.basis, lane.implementations
+        if reasons:
+            raise BackendMissing({name: reasons[name] for name in found if name in reasons})
+        return found
+
+    def _keep(self, result: Run) -> None:
+        """Take the earlier verdicts that may be kept, and leave the other cases to the lanes."""
+        for lane in self.lanes:
+            for i, case in enumerate(self.cases):
+                effort, place = asdict(lane.effort(case)), (lane.backend.name, lane.mode)
+                kept = self.ledger.keeps(case, *place, effort, lane.basis) if self.ledger is not None else None
+                if kept is None:
+                    lane.todo.append(i)
+                else:
+                    result.verdicts.append(kept)
+                    self.progress(lane.backend.name, "")
+        self.wanted = sorted({i for lane in self.lanes for i in lane.todo})
+
+    def _collect(self, result: Run, save: Save | None) -> None:
+        """Take what the threads report; of what they reported since, nothing is unsaved for longer than PAUSE."""
+        unsaved, saved_at = bool(result.verdicts), -PAUSE
+        while len(result.verdicts) < result.due or unsaved:
+            if unsaved and (len(result.verdicts) == result.due or time.monotonic() >= saved_at + PAUSE):
+                self._save(result, save)
+                unsaved, saved_at = False, time.monotonic()
+                continue
+            verdict = self._next(saved_at + PAUSE - time.monotonic() if unsaved else None)
+            if verdict is not None:
+                result.verdicts.append(verdict)
+                unsaved = True
+
+    def _save(self, result: Run, save: Save | None) -> None:
+        if save is not None:
+            self._settle(result)
+            save(replace(result, verdicts=list(result.verdicts), complete=False))
+
+    def _settle(self, result: Run) -> None:
+        """Order the verdicts; of a lane that was given up, what one of several processes judged after is not kept."""
+        cases = {case.id: (i, case) for i, case in enumerate(self.cases)}
+        lanes = {(lane.backend.name, lane.mode): (i, lane) for i, lane in enumerate(self.lanes)}
+        for n, verdict in enumerate(result.verdicts):
+            (i, case), (_, lane) = cases[verdict.case], lanes[verdict.backend, verdict.mode]
+            if verdict.status != "not run" and i >= lane.given_up:
+                result.verdicts[n] = lane.not_run(case)
+        result.verdicts.sort(key=lambda v: (cases[v.case][0], lanes[v.backend, v.mode][0]))
+        if self.ledger is not None:
+            result.bases = self.ledger.bases
+
+    def _next(self, timeout: float | None = None) -> Any:
+        """What a thread reports next; None where none does in time."""
+        try:
+            event = self.events.get(timeout=None if timeout is None else max(0.0, timeout))
+        except queue.Empty:
+            return None
         if isinstance(event, BaseException):
             raise event
         return event
 
     def dismiss(self) -> None:
         self.stop.set()
+        self.answers.stop()
         self.go.set()
-        for future in self.expected:
-            future.cancel()
-        for lane in self.lanes:
-            lane.close()
+        for hand in self.hands:
+            hand.close()
         for thread in self.threads:
             if thread.ident is not None:
                 thread.join()
-        for lane in self.lanes:
-            lane.drop()
+        for hand in self.hands:
+            hand.drop()
 
     def _compute(self) -> None:
-        """What the contract gives for each case, in order, as files of unsigned integers."""
         self.go.wait()
-        for i, (case, future) in enumerate(zip(self.cases, self.expected, strict=True)):
-            if self.stop.is_set() or not future.set_running_or_notify_cancel():
-                return
-            try:
-                answer = expected_answer(case)
-                gradients = {name: self._store(f"{i}-{name}", array) for name, array in answer.gradients.items()}
-                future.set_result({"result": self._store(str(i), answer.result), "gradients": gradients})
-            except Exception as error:  # becomes the verdict of this case on every backend
-                future.set_exception(error)
+        self.answers.compute(self.wanted)
 
-    def _store(self, name: str, array: NDArray[Any]) -> tuple[str, str]:
-        path = self.folder / f"{name}.npy"
-        return str(path), store_array(path, array)
-
-    def _drive(self, lane: "_Lane") -> None:
+    def _drive(self, to_greet: Iterator[Hand], to_serve: Iterator[Hand]) -> None:
         try:
-            self.events.put((lane, lane.greet()))
+            for hand in to_greet:
+                self.events.put((hand.lane, hand.greet()))
+                if self.in_turn:
+                    hand.drop()
             self.go.wait()
-            for case, future in zip(self.cases, self.expected, strict=True):
-                if self.stop.is_set():
-                    return
-                self.events.put(lane.judge(case, future, self.timeout, self.progress))
-                self.progress(lane.backend.name, "")
+            for hand in to_serve:
+                self._serve(hand)
         except CancelledError:
             return
         except BaseException as error:  # a fault of this program: the main thread raises it
             self.events.put(error)
 
+    def _serve(self, hand: Hand) -> None:
+        """Every case that is left to the lane, unless another of its processes takes it."""
+        while not self.stop.is_set():
+            try:
+                i = hand.lane.todo.popleft()
+            except IndexError:
+                hand.drop()
+                return
+            self.events.put(hand.judge(i, self.cases[i], self.answers.futures[i], self.timeout, self.progress))
+            self.progress(hand.lane.backend.name, "")
 
-class _Lane:
-    """A backend in one mode, and its present process."""
 
-    def __init__(self, backend: Backend, mode: str, threads: int) -> None:
-        self.backend, self.mode, self.threads = backend, mode, threads
-        self.process: WorkerProcess | None = None
-        self.deaths, self.closed = 0, False
-        self.implementations: dict[str, str] = {}
-        self.lock = threading.Lock()
-
-    def greet(self) -> dict[str, Any]:
-        """Start a process; what it says, or the reason why it says nothing."""
-        with self.lock:
-            if self.closed:
-                return {"reason": "the run was stopped"}
-            self.process = WorkerProcess(self.backend, self.threads)
-        said = self.process.greet()
-        said["modes"] = list(self.backend.modes)
-        self.implementations = said.get("implementations", {})
-        return said
-
-    def judge(self, case: Judged, expected: "Future[Files]", timeout: float, progress: Progress) -> Verdict:
-        doing = "starting"
-
-        def begin(what: str) -> None:
-            nonlocal doing
-            doing = what
-            progress(self.backend.name, f"{case.id} {self.mode}: {what}")
-
-        try:
-            effort = Effort(
-                self.mode in self.backend.compiling,
-                case.thorough,
-                not case.shared_out or self.backend.takes_gradients(self.mode, case.seed),
-            )
-            request = {"case": case.to_json(), "mode": self.mode, "effort": asdict(effort)}
-            request["expected"] = expected.result()
-        except CancelledError:
-            raise
-        except Exception as error:  # stored there by the thread that computes the contract
-            return self._failed(case, "raised", f"the contract itself raised {type(error).__name__}: {error}")
-        if self.deaths >= LIVES:
-            reason = f"{LIVES} processes in a row ended or hung before this case"
-            return self._failed(case, "not run", reason)
-        try:
-            if self.process is None and (reason := self.greet()["reason"]):
-                raise WorkerDied(reason)
-            assert self.process is not None
-            answer = self.process.ask(request, timeout, begin)
-        except (WorkerDied, WorkerTimedOut) as error:
-            self.deaths += 1
-            self.drop()
-            status = "crashed" if isinstance(error, WorkerDied) else "timed out"
-            return self._failed(case, status, f"{error}, in: {doing}")
-        self.deaths = 0
-        if "raised" in answer:
-            return self._failed(case, "raised", f"{answer['raised']}, in: {doing}")
-        return Verdict.from_json(answer["verdict"])
-
-    def _failed(self, case: Judged, status: str, message: str) -> Verdict:
-        implementation = self.implementations.get(case.op.removesuffix("_fp32"), "unknown")
-        return Verdict(case.id, case.op, self.backend.name, self.mode, implementation, status, message)
-
-    def drop(self) -> None:
-        with self.lock:
-            if self.process is not None:
-                self.process.close()
-                self.process = None
-
-    def close(self) -> None:
-        """End the process; a thread that waits for its answer hears that it died."""
-        with self.lock:
-            self.closed = True
-            if self.process is not None:
-                self.process.kill()
+def _processes(lanes: Sequence[Lane], jobs: int, gpu_jobs: int) -> list[int]:
+    """How many each lane gets: one, and of those that are left one at a time, lanes that compile first."""
+    counts, spare = [1] * len(lanes), jobs - len(lanes)
+    most = [lane.cases if lane.backend.device == "cpu" else min(lane.cases, gpu_jobs) for lane in lanes]
+    order = sorted(range(len(lanes)), key=lambda i: lanes[i].mode not in lanes[i].backend.compiling)
+    while spare > 0 and any(counts[i] < most[i] for i in order):
+        for i in order:
+            if spare > 0 and counts[i] < most[i]:
+                counts[i], spare = counts[i] + 1, spare - 1
+    return counts

@@ -54,12 +54,14 @@ def in_one_line(error: Exception) -> str:
 class Failure:
     """A trial that gave other bits: what was tried, the difference in words and as a record.
 
-    There is no record where the call raised.
+    There is no record where the call raised. `spread`, the fields of `crosscheck.spread.Spread`, is that of the first
+    failure of a verdict alone.
     """
 
     trial: str
     text: str
     difference: dict[str, Any] | None
+    spread: dict[str, Any] | None = None
 
 
 @dataclass
@@ -70,11 +72,11 @@ class Check:
     failed: list[Failure] = field(default_factory=list)
     not_applicable: list[dict[str, str]] = field(default_factory=list)
 
-    def enter(self, trial: str, difference: Difference | None) -> None:
+    def enter(self, trial: str, difference: Difference | None, spread: dict[str, Any] | None = None) -> None:
         if difference is None:
             self.passed += 1
         else:
-            self.failed.append(Failure(trial, difference.describe(), asdict(difference)))
+            self.failed.append(Failure(trial, difference.describe(), asdict(difference), spread))
 
     def enter_raised(self, trial: str, error: Exception) -> None:
         self.failed.append(Failure(trial, f"raised {in_one_line(error)}", None))
@@ -106,6 +108,11 @@ class Verdict:
         digest, contract_digest: SHA-256 of the result, and of the contract's where the two are compared.
         nature: of the elements of a candidate's result that differ, in words, where they are all NaN or zero.
         smallest: {"transform", "rows"}: in how few rows a candidate shows that its rows depend on the batch.
+        basis: the name of what it rests on, of those in `Run.bases`.
+        inputs_digest: SHA-256 of the case's inputs.
+        effort: the fields of `crosscheck.judge.Effort`.
+        kept: whether an earlier run made it.
+        reproducers: of its failures that were shrunk, the fields of `crosscheck.reproducer.Reproducer`.
     """
 
     case: str
@@ -125,6 +132,11 @@ class Verdict:
     contract_digest: str = ""
     nature: str = ""
     smallest: dict[str, Any] | None = None
+    basis: str = ""
+    inputs_digest: str = ""
+    effort: dict[str, Any] = field(default_factory=dict)
+    kept: bool = False
+    reproducers: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def intolerable(self) -> bool:

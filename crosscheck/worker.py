@@ -2,11 +2,14 @@
 
 The first line names the adapter; the answer is {"hello": ...}, what runs here, or why nothing can. Each
 further line is a case and a mode, answered by {"doing": ...} before each run and then by {"verdict": ...} or
-{"raised": ...}; one with "record" by {"recorded": ...}, and its result is in the file that it names. The process ends
-when stdin does, so it never outlives the run that started it.
+{"raised": ...}; one with "record" by {"recorded": ...}, and what it gave is in the folder that it names; one with
+"shrink" by {"found": ...} for smaller inputs in that folder, each time there are some, and then by {"shrunk": ...}; one
+with "calls" by {"called": ...}, the dtype of the results in the file that it names. The process ends when stdin does,
+so it never outlives the run that started it.
 """
 
 import importlib
+import itertools
 import json
 import os
 import queue
@@ -14,13 +17,21 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TextIO
 
 from crosscheck.backends import Adapter
-from crosscheck.cases import Case
+from crosscheck.candidate_adapters import BY_NAME, Candidate
+from crosscheck.cases import Case, Inputs
+from crosscheck.failing import Failing, Retrial
+from crosscheck.golden_answer import answer_call
 from crosscheck.judge import Answer, Effort, Judged, judge
+from crosscheck.judge_gradient import gradient_call
+from crosscheck.order_calls import answer_calls
 from crosscheck.process import store_array, stored_array
 from crosscheck.real_input import RealCase
+from crosscheck.shrink import shrink
+from crosscheck.sources import Sources, installed_packages
 from crosscheck.verdict import in_one_line
 
 __all__ = ["main"]
@@ -38,9 +49,10 @@ def main() -> None:
         answers.flush()
 
     setup = requests.get()
-    adapter = _greet(setup, say)
+    sources = Sources(named.partition(".")[0] for named in (setup["factory"], setup.get("target") or ""))
+    adapter = _greet(setup, sources, say)
     while adapter is not None:
-        _serve(adapter, setup["backend"], requests.get(), say)
+        _serve(adapter, setup["backend"], requests.get(), sources, say)
 
 
 def _private_stdout() -> TextIO:
@@ -62,7 +74,7 @@ def _requests() -> "queue.SimpleQueue[dict[str, Any]]":
     return received
 
 
-def _greet(setup: dict[str, Any], say: Say) -> Adapter | None:
+def _greet(setup: dict[str, Any], sources: Sources, say: Say) -> Adapter | None:
     """Make the adapter and say what it runs; None where it cannot run."""
     module, _, name = setup["factory"].partition(":")
     target = {"target": setup["target"]} if setup.get("target") else {}
@@ -70,7 +82,7 @@ def _greet(setup: dict[str, Any], say: Say) -> Adapter | None:
         adapter: Adapter = getattr(importlib.import_module(module), name)(setup["device"], setup["threads"], **target)
         reason = adapter.available()
         if reason is None:
-            say({"hello": _described(adapter, setup)})
+            say({"hello": {**_described(adapter, setup), "sources": sources.new(), "packages": installed_packages()}})
             return adapter
     except Exception as error:  # the process boundary
         reason = f"it cannot start: {in_one_line(error)}"
@@ -89,9 +101,12 @@ def _described(adapter: Adapter, setup: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _serve(adapter: Adapter, backend: str, request: dict[str, Any], say: Say) -> None:
-    if "record" in request:
-        _record(adapter, request, say)
+def _serve(adapter: Adapter, backend: str, request: dict[str, Any], sources: Sources, say: Say) -> None:
+    if "record" in request or "shrink" in request:
+        (_record if "record" in request else _shrink)(adapter, request, say)
+        return
+    if "calls" in request:
+        _calls(adapter, request, say)
         return
     try:
         verdict = judge(
@@ -104,23 +119,62 @@ def _serve(adapter: Adapter, backend: str, request: dict[str, Any], say: Say) ->
             announce=lambda doing: say({"doing": doing}),
         )
     except Exception as error:  # the process boundary
-        say({"raised": in_one_line(error)})
+        say({"raised": in_one_line(error), "sources": sources.new()})
     else:
-        say({"verdict": verdict.to_json()})
+        say({"verdict": verdict.to_json(), "sources": sources.new()})
 
 
 def _record(adapter: Adapter, request: dict[str, Any], say: Say) -> None:
-    """Store what one call gives in the file that the request names; nothing is judged."""
+    """Store what one call gives in the folder that the request names; nothing is judged."""
     try:
-        case = _case(request["case"])
-        arguments = {name: adapter.from_numpy(array) for name, array in case.inputs().items()}
-        result = adapter.to_numpy(adapter.run(case.op, arguments, case.digits, request["mode"]))
-        dtype = store_array(request["record"], result)
-        implementation = adapter.implementation(case.op, arguments, case.digits)
+        answer = answer_call(
+            adapter,
+            _case(request["case"]),
+            request["mode"],
+            Path(request["record"]),
+            request["gradients"],
+            announce=lambda doing: say({"doing": doing}),
+        )
     except Exception as error:  # the process boundary
         say({"raised": in_one_line(error)})
     else:
-        say({"recorded": {"dtype": dtype, "implementation": implementation}})
+        say(answer)
+
+
+def _calls(adapter: Adapter, request: dict[str, Any], say: Say) -> None:
+    """Store the results of many calls in the file that the request names; nothing is judged."""
+    try:
+        answer = answer_calls(adapter, request, announce=lambda doing: say({"doing": doing}))
+    except Exception as error:  # the process boundary
+        say({"raised": in_one_line(error)})
+    else:
+        say(answer)
+
+
+def _shrink(adapter: Adapter, request: dict[str, Any], say: Say) -> None:
+    """Shrink the inputs of a case that fails. Two files of an argument take turns, so that one of them is whole."""
+    asked, case = request["shrink"], _case(request["case"])
+    failing = Failing(**{**asked["failing"], "index": tuple(asked["failing"]["index"])})
+    takes = list(adapter.takes) if isinstance(adapter, Candidate) else list(BY_NAME)
+    turn = itertools.cycle("ab")
+
+    def found(inputs: Inputs) -> None:
+        which = next(turn)
+        paths = {name: Path(asked["folder"], f"{name}-{which}.npy") for name in inputs}
+        files = {name: (str(path), store_array(path, inputs[name])) for name, path in paths.items()}
+        say({"found": {"inputs": files, "takes": takes}})
+
+    try:
+        inputs = case.inputs()
+        _, calls = shrink(
+            gradient_call(case.op, inputs, case.seed) if failing.gradients else inputs,
+            Retrial(adapter, case.op, case.digits, request["mode"], case.seed, failing).fails,
+            index=failing.index, seconds=asked["seconds"], heard=lambda doing: say({"doing": doing}), found=found,
+        )  # fmt: skip
+    except Exception as error:  # the process boundary
+        say({"raised": in_one_line(error)})
+    else:
+        say({"shrunk": {"calls": calls}})
 
 
 def _case(fields: dict[str, Any]) -> Judged:

@@ -1,8 +1,50 @@
 """Token embedding and LM head for JAX with the same bits as rlk_torch, on every device and batch."""
 
 from rlk_jax.alignment import Aligned, align
+from rlk_jax.checkpoints import embedding_and_head_tensors, load_embedding_and_head, save_embedding_and_head
 from rlk_jax.dispatch import Operator, get_op
 from rlk_jax.embedding import embedding, embedding_fp32
+from rlk_jax.linear_logprob import linear_logprob
 from rlk_jax.lm_head import lm_head, lm_head_fp32
+from rlk_jax.logprob import selected_logprob
+from rlk_jax.masked import masked_mean, masked_sum
+from rlk_jax.modules import LMHead
+from rlk_jax.quantized import QuantizedTable, quantize
+from rlk_jax.sharded import pad_vocab, shard_range
+from rlk_jax.sharded_embedding import sharded_embedding, sharded_embedding_fp32
+from rlk_jax.sharded_lm_head import sharded_lm_head, sharded_lm_head_fp32
+from rlk_jax.sharded_parts import lm_head_of_parts, lm_head_of_parts_fp32
+from rlk_jax.sharded_row_parallel import row_parallel_lm_head, row_parallel_lm_head_fp32
+from rlk_jax.tables import EmbeddingTable
 
-__all__ = ["Aligned", "Operator", "align", "embedding", "embedding_fp32", "get_op", "lm_head", "lm_head_fp32"]
+__all__ = [
+    "Aligned",
+    "EmbeddingTable",
+    "LMHead",
+    "Operator",
+    "QuantizedTable",
+    "align",
+    "embedding",
+    "embedding_and_head_tensors",
+    "embedding_fp32",
+    "get_op",
+    "linear_logprob",
+    "lm_head",
+    "lm_head_fp32",
+    "lm_head_of_parts",
+    "lm_head_of_parts_fp32",
+    "load_embedding_and_head",
+    "masked_mean",
+    "masked_sum",
+    "pad_vocab",
+    "quantize",
+    "row_parallel_lm_head",
+    "row_parallel_lm_head_fp32",
+    "save_embedding_and_head",
+    "selected_logprob",
+    "shard_range",
+    "sharded_embedding",
+    "sharded_embedding_fp32",
+    "sharded_lm_head",
+    "sharded_lm_head_fp32",
+]

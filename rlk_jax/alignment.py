@@ -16,6 +16,7 @@ from jax import Array, lax
 from rlk_jax.checks import check_digits, check_floats
 from rlk_jax.devices import on_gpu, repeated
 from rlk_jax.floats import INFINITY, SMALLEST_NORMAL, magnitude, widened
+from rlk_jax.quantized import QuantizedTable
 from rlk_jax.refusal import without_gradient
 
 PLANE_MULTIPLE = 64  # planes are padded with zero digits to this width: int8 matrix units want it
@@ -64,11 +65,11 @@ class Aligned:
         )
 
 
-def align(x: Array | np.ndarray, digits: int) -> Aligned:
+def align(x: Array | np.ndarray | QuantizedTable, digits: int) -> Aligned:
     """Align the rows of a weight once, for many calls.
 
     Arguments:
-        x: [R, L] bfloat16, float16 or float32.
+        x: [R, L] bfloat16, float16 or float32, or a `QuantizedTable`.
         digits: 2, 3 or 4 base-128 digits; the window is 7 digits - 1 bits below the largest element's.
 
     Returns:
@@ -84,6 +85,10 @@ def align(x: Array | np.ndarray, digits: int) -> Aligned:
         >>> align(jnp.array([[1.0, -0.5]]), 2).planes[:, 0, :2].tolist()
         [[0, 0], [32, -16]]
     """
+    if isinstance(x, QuantizedTable):
+        from rlk_jax.quantized_alignment import align_quantized  # made of what is below
+
+        return align_quantized(x, digits)
     check_floats("x", x, "[R, L]", 2)
     return _constant(jnp.asarray(x), check_digits(digits))
 
@@ -93,14 +98,20 @@ def padded(length: int) -> int:
     return max(1, -(-length // PLANE_MULTIPLE)) * PLANE_MULTIPLE
 
 
+def largest(x: Array) -> Array:
+    """The bits of the largest magnitude in each row, int32."""
+    return jnp.max(magnitude(widened(x)), axis=1, initial=0)
+
+
 @partial(jax.jit, static_argnums=1)
-def _align(x: Array, digits: int) -> Aligned:
+def align_at(x: Array, digits: int, top: Array | None = None) -> Aligned:
+    """The rows of x aligned, or those of a part of them: `top` is then `largest` of the whole rows."""
     rows, length = x.shape
     step = rows if on_gpu() else min(rows, max(1, _CPU_BLOCK // max(1, length)))
 
     def block(start: Array | int, out: tuple[Array, ...]) -> tuple[Array, ...]:
         some = lax.dynamic_slice_in_dim(x, start, step)
-        exponent, nonfinite = exponents(jnp.max(magnitude(widened(some)), axis=1, initial=0))
+        exponent, nonfinite = exponents(largest(some) if top is None else lax.dynamic_slice_in_dim(top, start, step))
         q = integers(some, exponent[:, None], nonfinite[:, None], digits)
         if padded(length) != length:  # an empty pad would keep XLA from fusing on GPUs
             q = jnp.pad(q, ((0, 0), (0, padded(length) - length)))
@@ -128,7 +139,7 @@ def tiles(length: int, step: int, body: Callable[[Any, Any], Any], out: Any) -> 
 
 
 _constant = without_gradient(
-    _align,
+    align_at,
     "the gradient of an Aligned is not offered, it is a constant: pass the weight itself, or "
     "align(jax.lax.stop_gradient(x), digits)",
     nondiff_argnums=(1,),

@@ -4,6 +4,7 @@ The twin is rlk_torch/checks.py, which raises the same errors with the same word
 """
 
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import jax
@@ -58,33 +59,33 @@ def check_lm_head(hidden: Any, weight_shape: tuple[int, int], bias: Any) -> None
             raise ValueError(f"bias has shape {tuple(bias.shape)}; expected {(vocab,)}, one value a row of weight")
 
 
-def check_same_device(weight: Any, **others: Any) -> None:
+def check_same_device(weight: Any, beside: str = "weight", /, **others: Any) -> None:
     device = device_of(weight)
     for name, x in others.items():
         got = device_of(x)
         if device is not None and got is not None and got != device:
-            raise ValueError(f"{name} is on {got}, weight on {device}; expected one device: move one of them")
+            raise ValueError(f"{name} is on {got}, {beside} on {device}; expected one device: move one of them")
 
 
-def as_token_ids(token_ids: Any, vocab: int, check_ids: bool) -> Array:
+def as_token_ids(token_ids: Any, vocab: int, check_ids: bool, name: str = "token_ids") -> Array:
     """Ids of any integer dtype as int32, -1 for one outside the table. Compared before they are narrowed."""
     if not isinstance(token_ids, Array):
-        token_ids = from_numbers(token_ids, vocab, check_ids)
+        token_ids = from_numbers(token_ids, vocab, check_ids, name)
     if not jnp.issubdtype(token_ids.dtype, jnp.integer):
-        raise TypeError(not_integers(dtype_name(token_ids)))
+        raise TypeError(not_integers(dtype_name(token_ids), name))
     if _readable(token_ids) and (check_ids or isinstance(token_ids, np.ndarray)):
         array = np.asarray(token_ids)
         good = (array >= 0) & (array < vocab)
         if check_ids and not good.all():
             position = tuple(int(i) for i in np.argwhere(~good)[0])
-            raise IndexError(bad_id(position, array[position], vocab))
+            raise IndexError(bad_id(position, array[position], vocab, name))
         if array is token_ids:
             ids = np.where(good, array, array.dtype.type(0)).astype(np.int32)
             return jnp.asarray(np.where(good, ids, np.int32(-1)))  # no -1 in an unsigned type, which NumPy may refuse
     return _int32(token_ids, vocab)
 
 
-def from_numbers(x: Any, vocab: int, check_ids: bool) -> np.ndarray:
+def from_numbers(x: Any, vocab: int, check_ids: bool, name: str = "token_ids") -> np.ndarray:
     """Ids in lists, NumPy arrays and scalars, as an array of some integer dtype."""
     if isinstance(x, np.ndarray | np.generic):
         array = np.asarray(x)
@@ -92,36 +93,49 @@ def from_numbers(x: Any, vocab: int, check_ids: bool) -> np.ndarray:
         try:
             array = np.asarray(x)
         except ValueError:
-            raise ValueError("token_ids is a ragged list; expected rows of one length: pad them first") from None
+            raise ValueError(f"{name} is a ragged list; expected rows of one length: pad them first") from None
         if array.size == 0:
             return array.astype(np.int64)  # NumPy calls an empty list float64
         members = np.asarray(x, dtype=object)
         if any(isinstance(member, bool | np.bool_) for member in members.flat):
-            raise TypeError(not_integers("bool"))
+            raise TypeError(not_integers("bool", name))
         if array.dtype.kind not in "iu" and all(isinstance(member, int | np.integer) for member in members.flat):
-            return _beyond_64_bits(members, vocab, check_ids)  # NumPy calls such a list float64 or object
+            return _beyond_64_bits(members, vocab, check_ids, name)  # NumPy calls such a list float64 or object
     if array.dtype.kind not in "iu":
-        raise TypeError(not_integers(array.dtype.name))
+        raise TypeError(not_integers(array.dtype.name, name))
     return array
 
 
-def _beyond_64_bits(members: np.ndarray, vocab: int, check_ids: bool) -> np.ndarray:
+def _beyond_64_bits(members: np.ndarray, vocab: int, check_ids: bool, name: str) -> np.ndarray:
     good = np.array([0 <= int(member) < vocab for member in members.flat]).reshape(members.shape)
     if check_ids and not good.all():
         position = tuple(int(i) for i in np.argwhere(~good)[0])
-        raise IndexError(bad_id(position, members[position], vocab))
+        raise IndexError(bad_id(position, members[position], vocab, name))
     return np.where(good, members, -1).astype(np.int64)
 
 
-def not_integers(dtype: str) -> str:
-    return f"token_ids has dtype {dtype}; expected an integer dtype: convert the ids, or use them as a mask instead"
+def not_integers(dtype: str, name: str) -> str:
+    return f"{name} has dtype {dtype}; expected an integer dtype: convert the ids, or use them as a mask instead"
 
 
-def bad_id(position: tuple[int, ...], value: Any, vocab: int) -> str:
+def bad_id(position: tuple[int, ...], value: Any, vocab: int, name: str) -> str:
     return (
-        f"token_ids{list(position) if position else ''} is {value}; expected 0 <= id < {vocab}, the vocab: "
+        f"{name}{list(position) if position else ''} is {value}; expected 0 <= id < {vocab}, the vocab: "
         "check the tokenizer against the table, or mask padding ids first"
     )
+
+
+def as_scale(scale: Any) -> float | None:
+    """What rows are multiplied by, a float32 number as a Python one, or None."""
+    if scale is None:
+        return None
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"scale is a {type(scale).__name__}; expected a number or None")
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(scale))
+    if not 2.0**-126 <= abs(rounded) < np.inf:
+        raise ValueError(f"scale is {scale}; expected a finite number of magnitude 2^-126 and more in float32, or None")
+    return rounded
 
 
 def as_padding_idx(padding_idx: Any, vocab: int) -> int | None:

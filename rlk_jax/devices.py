@@ -19,20 +19,44 @@ def device_of(x: Any) -> jax.Device | None:
     return next(iter(devices)) if len(devices) == 1 else None
 
 
+def as_device(device: str | jax.Device) -> jax.Device:
+    """A device that is there, by itself or by its name."""
+    if isinstance(device, jax.Device):
+        return device
+    platform, _, index = str(device).partition(":")
+    if platform not in ("cpu", "cuda") or not (index or "0").isdecimal():
+        raise ValueError(f"no device {str(device)!r}; expected 'cpu', 'cuda' or 'cuda:N'")
+    try:
+        found = jax.devices(platform)
+    except RuntimeError:
+        found = []
+    if int(index or 0) >= len(found):
+        raise ValueError(f"device {device!r} is not available: jax sees {len(found)} {platform.upper()} devices")
+    return found[int(index or 0)]
+
+
+def default_device() -> jax.Device:
+    """The device of `jax.default_device`, else the first one."""
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if chosen is None:
+        return jax.devices()[0]
+    return jax.devices(chosen)[0] if isinstance(chosen, str) else chosen
+
+
 def has_pallas(device: jax.Device | None = None) -> bool:
     """The device (None: the default one) runs Mosaic GPU kernels: compute capability 9 (Hopper) and newer."""
-    device = device or jax.devices()[0]
+    device = device or default_device()
     return device.platform == "gpu" and float(getattr(device, "compute_capability", "0")) >= 9
 
 
 def on_gpu() -> bool:
-    """The default backend is a GPU: block sizes follow it, bits do not."""
-    return jax.default_backend() == "gpu"
+    """The default device is a GPU: block sizes follow it, bits do not."""
+    return default_device().platform == "gpu"
 
 
 def varying_axes(x: Any) -> frozenset[str]:
     """Mesh axes of `jax.shard_map` along which an array, or what stands for one, varies."""
-    kind = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    kind = x if isinstance(x, jax.ShapeDtypeStruct | jax.core.ShapedArray) else jax.typeof(x)
     kind = getattr(kind, "manual_axis_type", None)
     return frozenset() if kind is None else frozenset(kind.varying)
 

@@ -33,18 +33,25 @@ class Term:
         operator: its name, for sentences.
         dtype: of the operator's output.
         of_tokens: the argument has a row for each token and the other operands are shared by all, or the
-            other way round.
+            other way round; None where all of them have.
         needs: the other operands, from the operator's arguments.
         shape: of the output, tokens first, from all operands.
         transpose: (cotangent, the argument's shape and dtype, *operands) -> the argument's gradient.
+        kinds: of the argument and of the other operands, from the operator's arguments, where of_tokens cannot say.
+        shards: mesh axes along which `transpose` itself agrees and sums, so that operands are left as they are there;
+            none where nothing is sharded. Such a term is never batched. None for all others.
+        apart: the output varies along these axes; else all their devices share it.
     """
 
     operator: str
     dtype: Any
-    of_tokens: bool
+    of_tokens: bool | None
     needs: Callable[..., Sequence[Array]] = field(repr=False)
     shape: Callable[..., tuple[int, ...]] = field(repr=False)
     transpose: Callable[..., Array] = field(repr=False)
+    kinds: Callable[..., Sequence[str]] | None = field(default=None, repr=False)
+    shards: frozenset[str] | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,14 @@ class Mapped:
     @property
     def dtype(self) -> Any:
         return self.one.dtype
+
+    @property
+    def shards(self) -> frozenset[str] | None:
+        return self.one.shards
+
+    @property
+    def apart(self) -> bool:
+        return self.one.apart
 
     def shape(self, *operands: Any) -> tuple[int, ...]:
         return (self.size, *self.one.shape(*_of_one(operands, self.batched)))
@@ -103,7 +118,13 @@ def _members(
 
 def differentiable(operator: Any, terms: Sequence[Term | None]) -> Callable[..., Array]:
     """The operator with a term for each argument that has a gradient; nothing is done for those not asked for."""
-    function = jax.custom_jvp(operator)
+
+    def primal(*arguments: Any) -> Array:
+        out = operator(*arguments)
+        # Without elements it is zeros, which no device has of its own.
+        return varying(out, _axes(next(filter(None, terms)), jax.tree.leaves(arguments))) if out.size == 0 else out
+
+    function = jax.custom_jvp(primal)
 
     def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Any]:
         out = function(*primals)
@@ -121,11 +142,12 @@ def differentiable(operator: Any, terms: Sequence[Term | None]) -> Callable[...,
 def _bind(term: Term, tangent: Array, primals: tuple[Any, ...], position: int) -> Array:
     needed = list(term.needs(*primals))
     others = jax.tree.leaves([x for i, x in enumerate(primals) if i != position])
-    cut = [lax.slice(x, (0,) * x.ndim, (0,) * x.ndim) for x in others if all(x is not y for y in needed)]
+    cut = [] if term.shards is not None else [x for x in others if all(x is not y for y in needed)]
+    cut = [lax.slice(x, (0,) * x.ndim, (0,) * x.ndim) for x in cut]
     own, other = (TOKENS, SHARED) if term.of_tokens else (SHARED, TOKENS)
     kinds = (own, *[other] * len(needed), *[CUT] * len(cut))
     operands = [tangent, *needed, *cut]
-    axes = frozenset[str]().union(*map(varying_axes, operands))
+    axes = frozenset[str]().union(*map(varying_axes, [*operands, *others])) - (term.shards or frozenset())
     return _linear.bind(*(varying(x, axes) for x in operands), term=term, kinds=kinds)
 
 
@@ -138,10 +160,19 @@ def _needed(kinds: tuple[str, ...], operands: Sequence[Any]) -> list[Any]:
 
 @_linear.def_abstract_eval
 def _(*operands: Any, term: Term | Mapped, kinds: tuple[str, ...]) -> Any:
-    """Varying along the mesh axes of the operands, which are the same for all; nothing else is said of sharding."""
+    """Varying along the mesh axes that the term says; nothing else is said of sharding."""
     shape = term.shape(*_needed(kinds, operands))
     sharding = NamedSharding(operands[0].sharding.mesh, PartitionSpec(*[None] * len(shape)))
-    return operands[0].update(shape=shape, dtype=jnp.dtype(term.dtype), weak_type=False, sharding=sharding)
+    out = operands[0].update(shape=shape, dtype=jnp.dtype(term.dtype), weak_type=False, sharding=sharding)
+    axes = _axes(term, operands)
+    return out if axes == varying_axes(out) else out.update(manual_axis_type=out.manual_axis_type.update(varying=axes))
+
+
+def _axes(term: Term | Mapped, operands: Sequence[Any]) -> frozenset[str]:
+    """Mesh axes along which the output varies: those of the operands, but for the term's shards."""
+    shards = term.shards or frozenset()
+    axes = frozenset[str]().union(*map(varying_axes, operands)) - shards
+    return axes | shards if term.apart else axes
 
 
 def _forward_mode(*_: Any, term: Term | Mapped, **__: Any) -> Any:
@@ -163,7 +194,9 @@ def _transpose(cotangent: Any, tangent: Any, *operands: Any, term: Term | Mapped
     if isinstance(cotangent, ad.Zero):
         return [ad.Zero(tangent.aval), *[None] * len(operands)]
     _, *needed = _needed(kinds, (tangent, *operands))
-    return [term.transpose(cotangent, tangent.aval, *needed), *[None] * len(operands)]
+    gradient = term.transpose(cotangent, tangent.aval, *needed)
+    # Of no rows it is zeros, which no device has of its own.
+    return [varying(gradient, varying_axes(tangent.aval)), *[None] * len(operands)]
 
 
 ad.primitive_transposes[_linear] = _transpose
@@ -215,21 +248,32 @@ def _more_tokens(x: Array, moves: bool, size: int, depth: int) -> Array:
 batching.primitive_batchers[_linear] = _batch
 
 
-def more_rows(function: Callable[..., Array]) -> Callable[..., Array]:
-    """function(rows [N, ...], *others) under `jax.vmap`: a batch of rows is more rows, others go one by one."""
+def more_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """function(rows [N, ...], *others) under `jax.vmap`: a batch of rows is more rows, others go one by one.
+
+    Rows may be several arrays, and so may what the function gives, each with a row for each of theirs.
+    """
     batched = jax.custom_batching.custom_vmap(function)
 
     @batched.def_vmap
-    def rule(size: int, in_batched: Any, rows: Array, *others: Any) -> tuple[Array, bool]:
+    def rule(size: int, in_batched: Any, rows: Any, *others: Any) -> tuple[Any, Any]:
         if not any(jax.tree.leaves(in_batched[1:])):
-            out = batched(rows.reshape(size * rows.shape[1], *rows.shape[2:]), *others)
-            return out.reshape(size, rows.shape[1], *out.shape[1:]), True
-        leaves, tree = jax.tree.flatten((rows, *others))
 
-        def of_leaves(*leaves: Array) -> Array:
-            return batched(*jax.tree.unflatten(tree, leaves))
+            def together(x: Array, moving: bool) -> Array:
+                x = x if moving else jnp.broadcast_to(x, (size, *x.shape))
+                return x.reshape(size * x.shape[1], *x.shape[2:])
 
-        return lax.map(*_members(of_leaves, leaves, jax.tree.leaves(in_batched))), True
+            first, moving = jax.tree.leaves(rows)[0], jax.tree.leaves(in_batched[0])[0]
+            out = batched(jax.tree.map(together, rows, in_batched[0]), *others)
+            out = jax.tree.map(lambda x: x.reshape(size, first.shape[int(moving)], *x.shape[1:]), out)
+        else:
+            leaves, tree = jax.tree.flatten((rows, *others))
+
+            def of_leaves(*leaves: Array) -> Any:
+                return batched(*jax.tree.unflatten(tree, leaves))
+
+            out = lax.map(*_members(of_leaves, leaves, jax.tree.leaves(in_batched)))
+        return out, jax.tree.map(lambda _: True, out)
 
     return batched
 

@@ -4,6 +4,7 @@ The twin is rlk_torch/dispatch.py.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from jax import Array
 
 from rlk_jax.alignment import Aligned
 from rlk_jax.checks import FLOAT_DTYPES
-from rlk_jax.devices import device_of, has_pallas
+from rlk_jax.devices import as_device, default_device, device_of, has_pallas
 from rlk_jax.embedding import run_embedding, why_not
 from rlk_jax.lm_head import default_digits, run_lm_head
 
@@ -44,12 +45,13 @@ class Operator:
         return self.forward(*args, **kwargs)
 
 
-def get_op(name: str, device: str | None = None, implementation: str | None = None) -> Operator:
+def get_op(name: str, device: str | jax.Device | None = None, implementation: str | None = None) -> Operator:
     """An operator with a named device and implementation.
 
     Arguments:
         name: "embedding" or "lm_head".
-        device: "cpu" or "cuda" (with an index if wanted); None means the CPU.
+        device: "cpu" or "cuda" (the first one), "cpu:N", "cuda:N" or a `jax.Device`, whichever is the default;
+            None means the CPU.
         implementation: "gather" or "pallas" for embedding; "int8" for lm_head; None means the one that the
             plain function takes on this device.
 
@@ -67,7 +69,7 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
     """
     if name not in _IMPLEMENTATIONS:
         raise ValueError(f"no operator {name!r}; expected one of {_listed(_IMPLEMENTATIONS)}")
-    chosen, asked = _device(device), implementation or ""
+    chosen, asked = as_device("cpu" if device is None else device), implementation or ""
     pallas = name == "embedding" and has_pallas(chosen)
     if implementation is None:
         implementation = "pallas" if pallas else _IMPLEMENTATIONS[name][0]
@@ -86,48 +88,54 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
         refused = implementation == "pallas" and not asked and why_not(weight)
         return "gather" if refused else str(implementation)
 
-    return Operator(name, device or "cpu", implementation, forward, forward_fp32, served_by)
+    return Operator(name, str(device or "cpu"), implementation, forward, forward_fp32, served_by)
 
 
 def _listed(names: Any) -> str:
     return ", ".join(repr(name) for name in names)
 
 
-def _device(device: str | None) -> jax.Device:
-    platform, _, index = (device or "cpu").partition(":")
-    if platform not in ("cpu", "cuda") or not (index or "0").isdecimal():
-        raise ValueError(f"no device {device!r}; expected 'cpu', 'cuda' or 'cuda:N'")
-    try:
-        found = jax.devices(platform)
-    except RuntimeError:
-        found = []
-    if int(index or 0) >= len(found):
-        raise ValueError(f"device {device!r} is not available: jax sees {len(found)} CUDA devices")
-    return found[int(index or 0)]
-
-
-def _on(device: jax.Device, weight: Any, *others: Any) -> tuple[Any, ...]:
+def _on(device: jax.Device, **arguments: Any) -> tuple[Any, ...]:
     """The arguments on the operator's device; NumPy arrays and unbound JAX arrays are moved there."""
-    got = device_of(weight.planes if isinstance(weight, Aligned) else weight)
-    if got is not None and got != device:
-        raise ValueError(f"weight is on {got} and the operator on {device}; move weight, or get_op for {got}")
+    for name, x in arguments.items():
+        for leaf in jax.tree.leaves(x):
+            got = _bound_to(leaf)
+            if got and got != {device}:
+                where = ", ".join(sorted(map(str, got)))
+                if name == "weight":
+                    raise ValueError(
+                        f"weight is on {where} and the operator on {device}; move weight, or get_op for {where}"
+                    )
+                raise ValueError(f"{name} is on {where}, weight on {device}; expected one device: move one of them")
 
     def move(x: Any) -> Any:
         known = isinstance(x, Array) or (isinstance(x, np.ndarray) and x.dtype in FLOAT_DTYPES)  # float64 is refused
         free = known and not isinstance(x, jax.core.Tracer) and device_of(x) is None
         return jax.device_put(x, device) if free else x
 
-    return tuple(jax.tree.map(move, x) for x in (weight, *others))
+    return tuple(jax.tree.map(move, x) for x in arguments.values())
+
+
+def _bound_to(x: Any) -> set[jax.Device]:
+    """The devices that an array is bound to."""
+    return set() if isinstance(x, jax.core.Tracer) or not getattr(x, "committed", False) else x.devices()
+
+
+def _at_home(device: jax.Device) -> AbstractContextManager[None]:
+    """What asks for the default device gets the operator's. Where it is that already, nothing compiles anew."""
+    return nullcontext() if default_device() == device else jax.default_device(device)
 
 
 def _embedding_functions(device: jax.Device, implementation: str) -> tuple[Callable[..., Array], Callable[..., Array]]:
     def forward(token_ids: Any, weight: Array, *, check_ids: bool = True, padding_idx: int | None = None) -> Array:
-        (weight,) = _on(device, weight)
-        return run_embedding(token_ids, weight, check_ids, padding_idx, False, implementation)
+        (weight, *_) = _on(device, weight=weight, token_ids=token_ids if isinstance(token_ids, Array) else None)
+        with _at_home(device):
+            return run_embedding(token_ids, weight, check_ids, padding_idx, False, implementation)
 
     def forward_fp32(token_ids: Any, weight: Array, *, check_ids: bool = True, padding_idx: int | None = None) -> Array:
-        (weight,) = _on(device, weight)
-        return run_embedding(token_ids, weight, check_ids, padding_idx, True, implementation)
+        (weight, *_) = _on(device, weight=weight, token_ids=token_ids if isinstance(token_ids, Array) else None)
+        with _at_home(device):
+            return run_embedding(token_ids, weight, check_ids, padding_idx, True, implementation)
 
     return forward, forward_fp32
 
@@ -136,12 +144,14 @@ def _lm_head_functions(device: jax.Device, implementation: str) -> tuple[Callabl
     def forward(
         hidden: Array, weight: Array | Aligned, bias: Array | None = None, *, digits: int | None = None
     ) -> Array:
-        weight, hidden, bias = _on(device, weight, hidden, bias)
+        weight, hidden, bias = _on(device, weight=weight, hidden=hidden, bias=bias)
         digits = default_digits(hidden) if digits is None else digits
-        return run_lm_head(hidden, weight, bias, digits, getattr(hidden, "dtype", jnp.float32))
+        with _at_home(device):
+            return run_lm_head(hidden, weight, bias, digits, getattr(hidden, "dtype", jnp.float32))
 
     def forward_fp32(hidden: Array, weight: Array | Aligned, bias: Array | None = None, *, digits: int = 4) -> Array:
-        weight, hidden, bias = _on(device, weight, hidden, bias)
-        return run_lm_head(hidden, weight, bias, digits, jnp.float32)
+        weight, hidden, bias = _on(device, weight=weight, hidden=hidden, bias=bias)
+        with _at_home(device):
+            return run_lm_head(hidden, weight, bias, digits, jnp.float32)
 
     return forward, forward_fp32

@@ -16,7 +16,7 @@ from rlk_jax.checks import as_padding_idx, as_token_ids, check_floats, check_sam
 from rlk_jax.devices import has_pallas
 from rlk_jax.differentiable import differentiable
 from rlk_jax.embedding_grad import term
-from rlk_jax.floats import QUIET_NAN, bits_of, narrowed
+from rlk_jax.floats import QUIET_NAN, bits_of, narrowed, scaled
 from rlk_jax.floats import widened as widened_exactly
 
 
@@ -84,8 +84,12 @@ def run_embedding(
     padding_idx: int | None,
     widen: bool,
     implementation: str = "",
+    scale: float | None = None,
 ) -> Array:
-    """Both paths, by a named implementation or, with the empty name, the device's own."""
+    """Both paths, by a named implementation or, with the empty name, the device's own.
+
+    scale: what rows are multiplied by, a float32 number, or None; docs/tables.md has its rounding.
+    """
     check_floats("weight", weight, "[V, H]", 2)
     check_same_device(weight, token_ids=token_ids)
     if weight.shape[0] > 2**31 - 1:
@@ -94,18 +98,22 @@ def run_embedding(
         raise ValueError(f"implementation 'pallas' of embedding cannot serve the call: {reason}; use 'gather'")
     padding_idx = as_padding_idx(padding_idx, weight.shape[0])
     ids = as_token_ids(token_ids, weight.shape[0], check_ids)
-    operator = _operator(widen, implementation or default_implementation(weight), weight.dtype, padding_idx)
+    # XLA puts the product by a scale into its own gather.
+    implementation = implementation or ("gather" if scale is not None else default_implementation(weight))
+    operator = _operator(widen, implementation, weight.dtype, padding_idx, scale)
     return operator(ids.reshape(-1), jnp.asarray(weight)).reshape(*ids.shape, weight.shape[1])
 
 
 @cache
-def _operator(widen: bool, implementation: str, dtype: Any, padding_idx: int | None) -> Callable[..., Array]:
+def _operator(
+    widen: bool, implementation: str, dtype: Any, padding_idx: int | None, scale: float | None
+) -> Callable[..., Array]:
     """int32 ids [N], weight [V, H] -> rows [N, H], with the gradient of weight."""
 
     def rows(ids: Array, weight: Array) -> Array:
-        return _rows(ids, weight, widen, implementation)
+        return _rows(ids, weight, widen, implementation, scale)
 
-    return differentiable(rows, (None, term(jnp.dtype(jnp.float32 if widen else dtype), padding_idx)))
+    return differentiable(rows, (None, term(jnp.dtype(jnp.float32 if widen else dtype), padding_idx, scale)))
 
 
 def default_implementation(weight: Any) -> str:
@@ -120,9 +128,11 @@ def why_not(weight: Any) -> str | None:
     return why_not(weight)
 
 
-@partial(jax.jit, static_argnums=(2, 3))
-def _rows(ids: Array, weight: Array, widen: bool, implementation: str) -> Array:
+@partial(jax.jit, static_argnums=(2, 3, 4))
+def _rows(ids: Array, weight: Array, widen: bool, implementation: str, scale: float | None) -> Array:
     rows = _batched(implementation)(ids, weight)
+    if scale is not None:
+        return scaled(rows, scale, jnp.float32 if widen else weight.dtype)
     return widened(rows) if widen else rows
 
 
@@ -152,20 +162,26 @@ def _batched(implementation: str) -> Callable[..., Array]:
 
 
 def gather(ids: Array, weight: Array) -> Array:
-    """The plain gather on any device: int32 ids, -1 for a bad one, [V, H] -> [..., H].
+    """The plain gather on any device: int32 ids, -1 for a bad one, [V, H] -> [..., H]."""
+    return lax.bitcast_convert_type(bits_of_rows(ids, weight, QUIET_NAN[jnp.dtype(weight.dtype).name]), weight.dtype)
 
-    The poison is put in by masks made of the sign of the id. A select would do, but on CPUs with bfloat16
-    instructions LLVM moves a select of bits to the float type, where its store flushes subnormals.
-    """
+
+def bits_of_rows(ids: Array, weight: Array, other: int) -> Array:
+    """The bits of rows, and `other` for the row of an id that is -1."""
     bits = bits_of(weight)
-    poison = jnp.array(QUIET_NAN[jnp.dtype(weight.dtype).name], bits.dtype)
     if weight.shape[0] == 0:
-        rows = jnp.full((*ids.shape, weight.shape[1]), poison)
-    else:
-        rows = bits.at[jnp.maximum(ids, 0)].get(mode="promise_in_bounds")
-        bad = (ids >> 31).astype(bits.dtype)[..., None]
-        rows = (rows & ~bad) | (poison & bad)
-    return lax.bitcast_convert_type(rows, weight.dtype)
+        return jnp.full((*ids.shape, weight.shape[1]), jnp.array(other, bits.dtype))
+    return or_else(bits.at[jnp.maximum(ids, 0)].get(mode="promise_in_bounds"), ids, other)
+
+
+def or_else(rows: Array, ids: Array, other: int) -> Array:
+    """The bits of rows, replaced where the id is -1.
+
+    By masks made of the sign of the id. A select would do, but on CPUs with bfloat16 instructions LLVM moves a select
+    of bits to the float type, where its store flushes subnormals.
+    """
+    bad = (ids >> 31).astype(rows.dtype)[..., None]
+    return (rows & ~bad) | (jnp.array(other, rows.dtype) & bad)
 
 
 def widened(rows: Array) -> Array:

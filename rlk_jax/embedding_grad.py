@@ -14,7 +14,7 @@ from jax import Array, lax
 from rlk_jax.alignment import exponents, integers, tiles
 from rlk_jax.devices import on_gpu
 from rlk_jax.differentiable import Term, gradient_only, one_by_one
-from rlk_jax.floats import bits_of, magnitude, narrowed, part, widened
+from rlk_jax.floats import bits_of, magnitude, narrowed, part, scaled, widened
 from rlk_jax.products import limb_bits, limbs, rounded_sum
 
 _DIGITS = 4
@@ -23,11 +23,11 @@ _CPU_BLOCK, _GPU_BLOCK = 2**22, 2**25
 
 
 @cache
-def term(dtype: Any, padding_idx: int | None) -> Term:
+def term(dtype: Any, padding_idx: int | None, scale: float | None = None) -> Term:
     """What the table [V, H] adds to the tangent of rows of this type, ids [N]."""
 
     def transpose(grad_rows: Array, table: Any, ids: Array) -> Array:
-        return _table_gradient(table.shape[0], table.dtype, padding_idx)(ids, grad_rows)
+        return _table_gradient(table.shape[0], table.dtype, padding_idx, scale)(ids, grad_rows)
 
     return Term(
         "embedding", dtype, False, lambda ids, table: [ids], lambda own, ids: (ids.shape[0], own.shape[1]), transpose
@@ -35,10 +35,11 @@ def term(dtype: Any, padding_idx: int | None) -> Term:
 
 
 @cache  # an eager transformation compiles anew for each new function
-def _table_gradient(vocab: int, dtype: Any, padding_idx: int | None) -> Callable[..., Array]:
+def _table_gradient(vocab: int, dtype: Any, padding_idx: int | None, scale: float | None) -> Callable[..., Array]:
     def gradient(ids: Array, grad_rows: Array) -> Array:
         kept = ids if padding_idx is None else jnp.where(ids == padding_idx, -1, ids)
-        return grad_table(kept, grad_rows, vocab, dtype)
+        grad = grad_rows if scale is None else scaled(grad_rows, scale, jnp.float32)
+        return grad_table(kept, grad, vocab, dtype)
 
     return jax.jit(gradient_only(one_by_one(gradient), "embedding"))
 

@@ -4,6 +4,8 @@ XLA may flush subnormals, fuse a multiply with an add, or cancel casts; integer 
 The twin is rlk_torch/floats.py.
 """
 
+import math
+
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -72,6 +74,28 @@ def _float16_bits(bits: Array) -> Array:
     half = jnp.float32(0.5)
     small = bits_of(lax.bitcast_convert_type(size, jnp.float32) + half) - bits_of(half)
     return (jnp.where(size < 113 << 23, small, normal) | ((bits >> 31) << 15)).astype(jnp.uint16)
+
+
+def times(x: Array, factor: float) -> Array:
+    """Float32 x * factor, a float32 number: rounded once as if the exponent had no lower limit, +0 below 2^-126.
+
+    Significands, from 1 to 2, are multiplied by themselves: XLA may flush what is subnormal.
+    """
+    size = magnitude(x)
+    subnormal = size < SMALLEST_NORMAL
+    normal = jnp.where(subnormal, lax.bitcast_convert_type(size.astype(jnp.float32), jnp.int32), size)
+    significand, power = math.frexp(factor)
+    one_to_two = lax.bitcast_convert_type((normal & 0x7FFFFF) | 0x3F800000, jnp.float32)
+    product = one_to_two * jnp.float32(2 * significand)
+    product = jnp.where(lax.bitcast_convert_type(x, jnp.int32) < 0, -product, product)
+    exponent = (normal >> 23) - 149 * subnormal.astype(jnp.int32) + (power - 1 - 127)
+    out = jnp.where(size == 0, jnp.float32(0), power_of_two_times(product, exponent))
+    return jnp.where(size >= INFINITY, x * jnp.float32(factor), out)
+
+
+def scaled(x: Array, factor: float, dtype: DTypeLike) -> Array:
+    """x of any float type times a float32 number: `times`, then rounded to a type, every NaN the quiet one."""
+    return narrowed(times(widened(x), factor), dtype)
 
 
 def power_of_two_times(x: Array, exponent: Array) -> Array:

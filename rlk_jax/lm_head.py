@@ -20,6 +20,8 @@ from rlk_jax.differentiable import differentiable, more_rows
 from rlk_jax.floats import flushed, narrowed, part, widened
 from rlk_jax.lm_head_grad import terms
 from rlk_jax.products import rounded_products
+from rlk_jax.quantized import QuantizedTable
+from rlk_jax.quantized_head import weight_of_call
 
 # Logits made at a time, rows among them, weights aligned at a time whatever the vocab: a cache on the CPU, a
 # memory budget of some hundred megabytes on a GPU.
@@ -29,7 +31,7 @@ _GPU_BLOCKS = (2**24, 2048, 2**26)
 
 def lm_head(
     hidden: Array | np.ndarray,
-    weight: Array | np.ndarray | Aligned,
+    weight: Array | np.ndarray | Aligned | QuantizedTable,
     bias: Array | np.ndarray | None = None,
     *,
     digits: int | None = None,
@@ -38,7 +40,7 @@ def lm_head(
 
     Arguments:
         hidden: [..., K] bfloat16, float16 or float32.
-        weight: [V, K] of any of these types, or `align(weight, digits)`.
+        weight: [V, K] of any of these types, a `QuantizedTable`, or `align(weight, digits)`.
         bias: [V] of any of these types, or None.
         digits: 2 (coarse), 3 or 4; None means 3, or 4 where hidden is float32.
 
@@ -55,7 +57,7 @@ def lm_head(
         TypeError: another dtype, or digits that are no integer.
         ValueError: shapes that do not meet, digits outside 2, 3, 4 or other than those of an `Aligned`
             weight, arguments on several devices.
-        NotImplementedError: forward mode, a second derivative, or the gradient of an `Aligned`.
+        NotImplementedError: forward mode, a second derivative, or the gradient of an `Aligned` or `QuantizedTable`.
 
     Example:
         >>> lm_head(jnp.array([1.0, 2.0]), jnp.array([[1.0, 0.5], [0.0, -1.0]])).tolist()
@@ -67,7 +69,7 @@ def lm_head(
 
 def lm_head_fp32(
     hidden: Array | np.ndarray,
-    weight: Array | np.ndarray | Aligned,
+    weight: Array | np.ndarray | Aligned | QuantizedTable,
     bias: Array | np.ndarray | None = None,
     *,
     digits: int = 4,
@@ -76,7 +78,7 @@ def lm_head_fp32(
 
     Arguments:
         hidden: [..., K] bfloat16, float16 or float32.
-        weight: [V, K] of any of these types, or `align(weight, digits)`.
+        weight: [V, K] of any of these types, a `QuantizedTable`, or `align(weight, digits)`.
         bias: [V] of any of these types, or None.
         digits: 2, 3 or 4.
 
@@ -100,12 +102,25 @@ def default_digits(hidden: Any) -> int:
 
 def run_lm_head(
     hidden: Array | np.ndarray,
-    weight: Array | np.ndarray | Aligned,
+    weight: Array | np.ndarray | Aligned | QuantizedTable,
     bias: Array | np.ndarray | None,
     digits: int,
     dtype: DTypeLike,
 ) -> Array:
     """Both paths, in an output type."""
+    if isinstance(weight, QuantizedTable):
+        weight = weight_of_call(hidden, weight, bias, digits)
+        rows, bias = as_rows(hidden), None if bias is None else jnp.asarray(bias)
+    else:
+        rows, weight, bias = as_arrays(hidden, weight, bias, digits)
+    out = _operator(digits, jnp.dtype(dtype))(rows, weight, bias)
+    return out.reshape(*hidden.shape[:-1], out.shape[-1])
+
+
+def as_arrays(
+    hidden: Array | np.ndarray, weight: Array | np.ndarray | Aligned, bias: Array | np.ndarray | None, digits: int
+) -> tuple[Array, Array | Aligned, Array | None]:
+    """The arguments of a call, checked, hidden as [N, K]."""
     check_digits(digits)
     if isinstance(weight, Aligned):
         check_lm_head(hidden, weight.shape, bias)
@@ -121,46 +136,70 @@ def run_lm_head(
         check_same_device(weight, hidden=hidden, bias=bias)
         weight = jnp.asarray(weight)
     bias = None if bias is None else jnp.asarray(bias)
-    rows = jnp.asarray(hidden).reshape(_count(hidden.shape[:-1]), hidden.shape[-1])
-    out = _operator(digits, jnp.dtype(dtype))(rows, weight, bias)
-    return out.reshape(*hidden.shape[:-1], out.shape[-1])
+    return as_rows(hidden), weight, bias
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
+def as_rows(hidden: Array | np.ndarray) -> Array:
+    """[..., K] as [N, K]."""
+    return jnp.asarray(hidden).reshape(int(np.prod(hidden.shape[:-1], dtype=np.int64)), hidden.shape[-1])
 
 
 @cache
 def _operator(digits: int, dtype: Any) -> Callable[..., Array]:
     """hidden [N, K], weight, bias -> logits [N, V], with its batching and its gradients."""
 
-    def logits(hidden: Array, weight: Array | Aligned, bias: Array | None) -> Array:
-        return _logits(hidden, weight, bias, digits, dtype)
+    def logits(hidden: Array, weight: Array | Aligned | QuantizedTable, bias: Array | None) -> Array:
+        return all_logits(hidden, weight, bias, digits, dtype)
 
     return differentiable(more_rows(logits), terms(dtype))
 
 
 @partial(jax.jit, static_argnums=(3, 4))
-def _logits(hidden: Array, weight: Array | Aligned, bias: Array | None, digits: int, dtype: Any) -> Array:
-    """Tiles of [vocab block, row block]; the last of each kind overlaps the one before: the same bits."""
-    vocab, width = weight.shape
-    rows = hidden.shape[0]
-    block_logits, block_rows, block_weights = _GPU_BLOCKS if on_gpu() else _CPU_BLOCKS
-    row_step = min(rows, block_rows)
-    step = min(vocab, max(1, block_logits // max(1, row_step)))
-    if not isinstance(weight, Aligned):
-        step = min(step, max(1, block_weights // max(1, width)))
-    if rows == 0 or vocab == 0:
-        return jnp.zeros((rows, vocab), dtype)
+def all_logits(
+    hidden: Array, weight: Array | Aligned | QuantizedTable, bias: Array | None, digits: int, dtype: Any
+) -> Array:
+    """[N, K], [V, K], [V] -> [N, V]."""
+    if hidden.shape[0] == 0 or weight.shape[0] == 0:
+        return jnp.zeros((hidden.shape[0], weight.shape[0]), dtype)
     aligned = align(hidden, digits)
 
-    def tile(block: Aligned, part_bias: Array | None, first: Array | int) -> Array:
-        return finished(rounded_products(aligned.rows(first, row_step), block), part_bias, dtype).T
+    def block(start: Array | int, count: int) -> Aligned:
+        return _rows_of(weight, start, count, digits)
+
+    def tile(block: Aligned, first: Array | int, count: int) -> Array:
+        return rounded_products(aligned.rows(first, count), block)
+
+    width = 0 if isinstance(weight, Aligned) else weight.shape[1]
+    return in_tiles((hidden.shape[0], weight.shape[0]), width, bias, dtype, block, tile)
+
+
+def in_tiles(
+    shape: tuple[int, int],
+    width: int,
+    bias: Array | None,
+    dtype: Any,
+    block: Callable[[Array | int, int], Any],
+    tile: Callable[[Any, Array | int, int], Array],
+) -> Array:
+    """Logits [N, V] from r of section 3 in tiles: tile(block(row of the weight, count), row, count), [count, count].
+
+    The last tile of each kind overlaps the one before: the same bits. `width` is of what a block aligns.
+    """
+    rows, vocab = shape
+    block_logits, block_rows, block_weights = _GPU_BLOCKS if on_gpu() else _CPU_BLOCKS
+    row_step = min(rows, block_rows)
+    step = min(vocab, max(1, block_logits // row_step))
+    if width:
+        step = min(step, max(1, block_weights // width))
 
     def columns(start: Array | int, out: Array) -> Array:
-        block = _rows_of(weight, start, step, digits)
+        some = block(start, step)
         part_bias = None if bias is None else lax.dynamic_slice_in_dim(bias, start, step)
-        return tiles(rows, row_step, lambda first, out: _put(out, tile(block, part_bias, first), first, start), out)
+
+        def put(first: Array | int, out: Array) -> Array:
+            return _put(out, finished(tile(some, first, row_step), part_bias, dtype).T, first, start)
+
+        return tiles(rows, row_step, put, out)
 
     return tiles(vocab, step, columns, jnp.zeros((rows, vocab), dtype))
 
@@ -169,9 +208,11 @@ def _put(out: Array, tile: Array, first: Any, start: Any) -> Array:
     return tile if tile.shape == out.shape else lax.dynamic_update_slice(out, tile, (first, start))
 
 
-def _rows_of(weight: Array | Aligned, start: Any, count: int, digits: int) -> Aligned:
+def _rows_of(weight: Array | Aligned | QuantizedTable, start: Any, count: int, digits: int) -> Aligned:
     if isinstance(weight, Aligned):
         return weight if count == weight.shape[0] else weight.rows(start, count)
+    if isinstance(weight, QuantizedTable):
+        return align(weight.rows(start, count), digits)
     return align(part(weight, (start, 0), (count, weight.shape[1])), digits)
 
 

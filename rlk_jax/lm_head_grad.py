@@ -5,7 +5,7 @@ Section 6 of docs/contract.md. The twin is rlk_torch/lm_head_grad.py.
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from rlk_jax.devices import on_gpu, repeated
 from rlk_jax.differentiable import Term, gradient_only, more_rows, one_by_one
 from rlk_jax.floats import magnitude, narrowed, part, power_of_two_times, widened
 from rlk_jax.products import carried, group_sums, limb_bits, limbs, round_once, rounded_products, rounded_sum
+from rlk_jax.quantized import QuantizedTable, unchecked
+from rlk_jax.sharded import ALONE, Shards
 
 DIGITS = 4
 _WINDOW = 7 * DIGITS - 1
@@ -52,9 +54,15 @@ def terms(dtype: Any) -> tuple[Term, Term, Term]:
 
 
 def _to_hidden(grad_logits: Array, hidden: Any, *parts: Array) -> Array:
-    weight, *flags = parts
-    whole = Aligned(weight, flags[0], flags[1], hidden.shape[1]) if flags else weight
-    return _hidden_gradient(hidden.dtype)(grad_logits, whole)
+    return _hidden_gradient(hidden.dtype)(grad_logits, as_matrix(parts, hidden.shape[1]))
+
+
+def as_matrix(parts: Sequence[Array], width: int) -> Array | Aligned | QuantizedTable:
+    """The weight, or the table or the `Aligned` that consists of these."""
+    weight, *others = parts
+    if len(others) == 1:
+        return unchecked(weight, others[0])
+    return Aligned(weight, others[0], others[1], width) if others else weight
 
 
 def _to_weight(grad_logits: Array, weight: Any, hidden: Array) -> Array:
@@ -81,11 +89,27 @@ def _bias_gradient(dtype: Any) -> Callable[..., Array]:
     return jax.jit(gradient_only(one_by_one(lambda grad: grad_bias(grad, dtype)), "lm_head"))
 
 
-@partial(jax.jit, static_argnums=2)
-def grad_hidden(grad_logits: Array, weight: Array | Aligned, dtype: Any) -> Array:
+class GradLogits(Protocol):
+    """Gradients of logits [N, V], a pytree, that are made when a part is looked at."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def part(self, starts: tuple[Array | int, Array | int], sizes: tuple[int, int]) -> Array:
+        """Some rows and columns."""
+
+    def largest(self, start: Array | int, count: int) -> Array:
+        """The magnitude bits of the largest of some rows, int32."""
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def grad_hidden(
+    grad_logits: Array | GradLogits, weight: Array | Aligned, dtype: Any, shards: Shards = ALONE
+) -> Array:
     """[N, V], [V, K] -> [N, K]: over the vocab, with the rows of one and the columns of the other aligned.
 
-    The gradient for an `Aligned` is that for the matrix its planes stand for.
+    The gradient for an `Aligned` is that for the matrix its planes stand for. Where the vocab is sharded, exponents
+    are agreed and integers summed over the shards before the one rounding, which each of them does.
     """
     (rows, vocab), width = grad_logits.shape, weight.shape[1]
     if 0 in (rows, vocab, width):
@@ -96,37 +120,50 @@ def grad_hidden(grad_logits: Array, weight: Array | Aligned, dtype: Any) -> Arra
     step = min(vocab, max(PLANE_MULTIPLE, step))
 
     def largest(start: Array, top: Array) -> Array:
-        return jnp.maximum(top, jnp.max(magnitude(widened(_part_of(weight, start, step))), axis=0))
+        size = shards.kept(magnitude(widened(_part_of(weight, start, step))), start, 0)
+        return jnp.maximum(top, jnp.max(size, axis=0))
 
-    columns = exponents(tiles(vocab, step, largest, jnp.zeros(width, jnp.int32)))
+    columns = exponents(shards.most(tiles(vocab, step, largest, jnp.zeros(width, jnp.int32))))
 
     def rows_from(first: Array, out: Array) -> Array:
-        r = _over_the_vocab(grad_logits, weight, columns, first, (row_step, step))
+        r = _over_the_vocab(grad_logits, weight, columns, first, (row_step, step), shards)
         return lax.dynamic_update_slice_in_dim(out, narrowed(r, dtype), first, axis=0)
 
     return tiles(rows, row_step, rows_from, jnp.zeros((rows, width), dtype))
 
 
 def _over_the_vocab(
-    grad_logits: Array, weight: Array | Aligned, columns: tuple[Array, Array], first: Array, tile: tuple[int, int]
+    grad_logits: Array | GradLogits,
+    weight: Array | Aligned,
+    columns: tuple[Array, Array],
+    first: Array,
+    tile: tuple[int, int],
+    shards: Shards,
 ) -> Array:
     """Float32 [rows of the tile, K]: the vocab goes by in chunks, and its integers are summed until the end."""
     (rows, step), vocab, width = tile, *weight.shape
     turned = on_gpu()  # GPU libraries are twice as fast along the last axis of both operands; CPUs need no turning
 
     def largest(start: Array, top: Array) -> Array:
-        return jnp.maximum(top, jnp.max(magnitude(widened(part_of_rows(start))), axis=1))
+        size = shards.kept(magnitude(widened(part_of_rows(start))), start, 1)
+        return jnp.maximum(top, jnp.max(size, axis=1))
 
     def part_of_rows(start: Array) -> Array:
-        return part(grad_logits, (first, start), tile)
+        at = first, start
+        return part(grad_logits, at, tile) if isinstance(grad_logits, Array) else grad_logits.part(at, tile)
 
-    exponent, nonfinite = (x[:, None] for x in exponents(tiles(vocab, step, largest, jnp.zeros(rows, jnp.int32))))
+    if isinstance(grad_logits, Array):
+        top = tiles(vocab, step, largest, jnp.zeros(rows, jnp.int32))
+    else:
+        top = grad_logits.largest(first, rows)
+    top = shards.most(top)
+    exponent, nonfinite = (x[:, None] for x in exponents(top))
     exponents_of_columns, bad_columns = (x[None, :] for x in columns)
 
     def chunk(i: Array, total: list[Array]) -> list[Array]:
         begin = jnp.int32(i) * step
         start = jnp.minimum(begin, vocab - step)
-        q = integers(part_of_rows(start), exponent, nonfinite, DIGITS)
+        q = shards.kept(integers(part_of_rows(start), exponent, nonfinite, DIGITS), start, 1)
         if vocab % step:  # the last chunk is moved back to end at the vocab: nothing may count twice
             q = jnp.where(start + jnp.arange(step, dtype=jnp.int32)[None, :] < begin, 0, q)
         other = integers(_part_of(weight, start, step), exponents_of_columns, bad_columns, DIGITS)
@@ -137,7 +174,7 @@ def _over_the_vocab(
 
     # Two digits more than a chunk has hold the sum of all.
     total = [jnp.zeros((width, rows) if turned else (rows, width), jnp.int32)] * (2 * DIGITS + 1)
-    total = repeated(-(-vocab // step), chunk, total)
+    total = shards.total(repeated(-(-vocab // step), chunk, total))
     total = [x.T for x in total] if turned else total
     r = round_once(total, exponent + exponents_of_columns - 2 * _WINDOW)
     return jnp.where(nonfinite | bad_columns, jnp.float32(jnp.nan), r)
@@ -152,6 +189,8 @@ def _planes(q: Array, more_rows: int) -> Array:
 def _part_of(weight: Array | Aligned, start: Array, count: int) -> Array:
     if isinstance(weight, Aligned):
         return dequantised(weight.rows(start, count))
+    if isinstance(weight, QuantizedTable):
+        return weight.rows(start, count).dequantized()
     return part(weight, (start, 0), (count, weight.shape[1]))
 
 

@@ -16,20 +16,27 @@ _REDUCTION = 2**16  # reductions longer than this go in chunks: int32 groups hol
 
 def rounded_products(hidden: Aligned, weight: Aligned) -> Array:
     """r of section 3 for every pair of rows: float32 [Rw, Rh], the weight's rows first."""
-    groups = _groups(hidden.planes, weight.planes)
+    return rounded(groups_of(hidden.planes, weight.planes, hidden.planes.shape[2]), hidden, weight)
+
+
+def rounded(groups: list[Array], hidden: Aligned, weight: Aligned) -> Array:
+    """r from D in carried groups; exponents and flags are those of the whole rows."""
     window = 7 * hidden.digits - 1
     exponent = weight.exponent[:, None] + hidden.exponent[None, :] - 2 * window
     r = round_once(groups, exponent)
     return jnp.where(weight.nonfinite[:, None] | hidden.nonfinite[None, :], jnp.float32(jnp.nan), r)
 
 
-def _groups(hidden: Array, weight: Array) -> list[Array]:
-    """D = sum of groups[i] * 128^i, int32 [Rw, Rh] each, carried: all but the last in [0, 127]."""
+def groups_of(hidden: Array, weight: Array, length: int) -> list[Array]:
+    """D = sum of groups[i] * 128^i, int32 [Rw, Rh] each, carried: all but the last in [0, 127].
+
+    The planes may be a part of rows of this length: the last group then has room for the sum over the parts.
+    """
     total: list[Array] = []
     for start in range(0, hidden.shape[2], _REDUCTION):
         part = slice(start, min(start + _REDUCTION, hidden.shape[2]))
         sums = group_sums(hidden[:, :, part], weight[:, :, part])
-        if hidden.shape[2] > _REDUCTION:  # two more digits hold the sum of 2^14 chunks
+        if length > _REDUCTION:  # two more digits hold the sum of 2^14 chunks
             sums += [jnp.zeros_like(sums[0])] * 2
         sums = carried(sums)
         total = carried([a + b for a, b in zip(total, sums, strict=True)]) if total else sums

@@ -3,6 +3,7 @@
 Section 1 of docs/contract.md. The twin is rlk_jax/alignment.py.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch import Tensor
 from rlk_torch.checks import check_digits, check_floats
 from rlk_torch.devices import has_triton
 from rlk_torch.floats import INFINITY, SMALLEST_NORMAL, bits_of, magnitude, power_of_two
+from rlk_torch.quantized import QuantizedTable
 from rlk_torch.refusal import without_gradient
 
+Vectors = tuple[Tensor, Tensor]  # exponents and non-finite flags
 PLANE_MULTIPLE = 64  # planes are padded with zero digits to this width: int8 matrix units want it
 _BLOCK = 2**18  # elements aligned at a time, so that temporaries stay in the cache
 
@@ -60,11 +63,11 @@ class Aligned:
         return Aligned(self.planes[:, part], self.exponent[part], self.nonfinite[part], self.length, self.origin)
 
 
-def align(x: Tensor, digits: int) -> Aligned:
+def align(x: Tensor | QuantizedTable, digits: int) -> Aligned:
     """Align the rows of a weight once, for many calls.
 
     Arguments:
-        x: [R, L] bfloat16, float16 or float32, any strides.
+        x: [R, L] bfloat16, float16 or float32, any strides, or a `QuantizedTable`.
         digits: 2, 3 or 4 base-128 digits; the window is 7 digits - 1 bits below the largest element's.
 
     Returns:
@@ -80,6 +83,10 @@ def align(x: Tensor, digits: int) -> Aligned:
         >>> align(torch.tensor([[1.0, -0.5]]), 2).planes[:, 0, :2].tolist()
         [[0, 0], [32, -16]]
     """
+    if isinstance(x, QuantizedTable):
+        from rlk_torch.quantized_alignment import align_quantized  # made of what is below
+
+        return align_quantized(x, digits)
     check_floats("x", x, "[R, L]", 2)
     planes, exponent, nonfinite, origin = _constant(x, check_digits(digits))
     return Aligned(planes, exponent, nonfinite, x.shape[1], origin)
@@ -139,7 +146,7 @@ def largest(x: Tensor, dim: int) -> Tensor:
     return magnitude((bits_of(x) & 0x7FFF).amax(dim).view(x.dtype).float())
 
 
-def exponents(top: Tensor) -> tuple[Tensor, Tensor]:
+def exponents(top: Tensor) -> Vectors:
     """e of section 1, int32, and non-finite flags, from the magnitude bits of the largest element of each vector."""
     nonfinite = top >= INFINITY
     zero = (top < SMALLEST_NORMAL) | nonfinite
@@ -161,6 +168,33 @@ def integers(x: Tensor, exponent: Tensor, nonfinite: Tensor, digits: int) -> Ten
     scaled = wide * power_of_two(half)
     scaled.mul_(power_of_two(window - exponent - half)).round_()
     return scaled.to(torch.int32)
+
+
+def planes_at(x: Tensor, vectors: Callable[[slice], Vectors], digits: int, width: int | None = None) -> Tensor:
+    """Digits of x at exponents that come from elsewhere, made in blocks of rows: int8 [digits, *x.shape].
+
+    vectors: what broadcasts against some of the rows. width: of the planes, where it is more than x's.
+    """
+    rows, length = x.shape
+    planes = torch.empty((digits, rows, width or length), dtype=torch.int8, device=x.device)
+    planes[:, :, length:] = 0
+    step = max(1, _BLOCK // max(1, length))
+    for start in range(0, rows, step):
+        at = slice(start, start + step)
+        write_digits(integers(x[at], *vectors(at), digits), planes[:, at, :length])
+    return planes
+
+
+def exact_values(x: Aligned) -> Tensor:
+    """The matrix that the planes stand for, float32 [R, L]; a row that is not finite as NaN."""
+    planes = x.planes[:, :, : x.length]
+    q = planes[-1].int()
+    for plane in reversed(planes[:-1]):
+        q = (q << 7) + plane
+    shift = x.exponent - (7 * x.digits - 1)
+    half = shift >> 1  # 2^shift can lie below the float32 range, its two halves do not
+    values = q.float() * power_of_two(half)[:, None] * power_of_two(shift - half)[:, None]
+    return values.masked_fill_(x.nonfinite[:, None], float("nan"))
 
 
 def write_digits(q: Tensor, planes: Tensor) -> None:

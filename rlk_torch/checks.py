@@ -3,6 +3,7 @@
 The twin is rlk_jax/checks.py, which raises the same errors with the same words.
 """
 
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_INTEGERS = (
+INTEGER_DTYPES = (
     torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64,
 )  # fmt: skip
 
@@ -57,25 +58,40 @@ def check_lm_head(hidden: Any, weight_shape: tuple[int, int], bias: Any) -> None
             raise ValueError(f"bias has shape {tuple(bias.shape)}; expected {(vocab,)}, one value a row of weight")
 
 
-def check_same_device(device: torch.device, **others: Tensor | None) -> None:
+def check_same_device(device: torch.device, beside: str = "weight", /, **others: Tensor | None) -> None:
     for name, x in others.items():
         if x is not None and x.device != device:
-            raise ValueError(f"{name} is on {x.device}, weight on {device}; expected one device: move one of them")
+            raise ValueError(f"{name} is on {x.device}, {beside} on {device}; expected one device: move one of them")
 
 
-def as_token_ids(token_ids: Any, device: torch.device, vocab: int, check_ids: bool) -> Tensor:
+def as_token_ids(
+    token_ids: Any, device: torch.device, vocab: int, check_ids: bool, name: str = "token_ids", beside: str = "weight"
+) -> Tensor:
     """Ids of any integer dtype as a tensor; Python and NumPy integers are moved to the table's device."""
     if not isinstance(token_ids, Tensor):
         if torch.compiler.is_compiling():  # the compiler knows NumPy arrays as tensors, and has no dtype for them
             tensor = torch.as_tensor(token_ids)
             token_ids = tensor if tensor.numel() or isinstance(token_ids, np.ndarray) else tensor.long()
         else:
-            token_ids = _tensor(from_numbers(token_ids, vocab, check_ids))
+            token_ids = _tensor(from_numbers(token_ids, vocab, check_ids, name))
         token_ids = token_ids.to(device)
-    if token_ids.dtype not in _INTEGERS:
-        raise TypeError(not_integers(dtype_name(token_ids)))
-    check_same_device(device, token_ids=token_ids)
+    if token_ids.dtype not in INTEGER_DTYPES:
+        raise TypeError(not_integers(dtype_name(token_ids), name))
+    check_same_device(device, beside, **{name: token_ids})
     return token_ids
+
+
+def as_scale(scale: Any) -> float | None:
+    """What rows are multiplied by, a float32 number as a Python one, or None."""
+    if scale is None:
+        return None
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"scale is a {type(scale).__name__}; expected a number or None")
+    with np.errstate(over="ignore"):
+        rounded = float(np.float32(scale))
+    if not 2.0**-126 <= abs(rounded) < np.inf:
+        raise ValueError(f"scale is {scale}; expected a finite number of magnitude 2^-126 and more in float32, or None")
+    return rounded
 
 
 def as_padding_idx(padding_idx: Any, vocab: int) -> int | None:
@@ -99,7 +115,7 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(native)
 
 
-def from_numbers(x: Any, vocab: int, check_ids: bool) -> np.ndarray:
+def from_numbers(x: Any, vocab: int, check_ids: bool, name: str = "token_ids") -> np.ndarray:
     """Ids in lists, NumPy arrays and scalars, as an array of some integer dtype."""
     if isinstance(x, np.ndarray | np.generic):
         array = np.asarray(x)
@@ -107,34 +123,34 @@ def from_numbers(x: Any, vocab: int, check_ids: bool) -> np.ndarray:
         try:
             array = np.asarray(x)
         except ValueError:
-            raise ValueError("token_ids is a ragged list; expected rows of one length: pad them first") from None
+            raise ValueError(f"{name} is a ragged list; expected rows of one length: pad them first") from None
         if array.size == 0:
             return array.astype(np.int64)  # NumPy calls an empty list float64
         members = np.asarray(x, dtype=object)
         if any(isinstance(member, bool | np.bool_) for member in members.flat):
-            raise TypeError(not_integers("bool"))
+            raise TypeError(not_integers("bool", name))
         if array.dtype.kind not in "iu" and all(isinstance(member, int | np.integer) for member in members.flat):
-            return _beyond_64_bits(members, vocab, check_ids)  # NumPy calls such a list float64 or object
+            return _beyond_64_bits(members, vocab, check_ids, name)  # NumPy calls such a list float64 or object
     if array.dtype.kind not in "iu":
-        raise TypeError(not_integers(array.dtype.name))
+        raise TypeError(not_integers(array.dtype.name, name))
     return array
 
 
-def _beyond_64_bits(members: np.ndarray, vocab: int, check_ids: bool) -> np.ndarray:
+def _beyond_64_bits(members: np.ndarray, vocab: int, check_ids: bool, name: str) -> np.ndarray:
     good = np.array([0 <= int(member) < vocab for member in members.flat]).reshape(members.shape)
     if check_ids and not good.all():
         position = tuple(int(i) for i in np.argwhere(~good)[0])
-        raise IndexError(bad_id(position, members[position], vocab))
+        raise IndexError(bad_id(position, members[position], vocab, name))
     return np.where(good, members, -1).astype(np.int64)
 
 
-def not_integers(dtype: str) -> str:
-    return f"token_ids has dtype {dtype}; expected an integer dtype: convert the ids, or use them as a mask instead"
+def not_integers(dtype: str, name: str) -> str:
+    return f"{name} has dtype {dtype}; expected an integer dtype: convert the ids, or use them as a mask instead"
 
 
-def bad_id(position: tuple[int, ...], value: Any, vocab: int) -> str:
+def bad_id(position: tuple[int, ...], value: Any, vocab: int, name: str) -> str:
     return (
-        f"token_ids{list(position) if position else ''} is {value}; expected 0 <= id < {vocab}, the vocab: "
+        f"{name}{list(position) if position else ''} is {value}; expected 0 <= id < {vocab}, the vocab: "
         "check the tokenizer against the table, or mask padding ids first"
     )
 
@@ -144,7 +160,7 @@ def as_int64(token_ids: Tensor) -> Tensor:
     return token_ids.view(torch.int64) if token_ids.dtype == torch.uint64 else token_ids.to(torch.int64)
 
 
-def raise_bad_id(token_ids: Tensor, vocab: int, bad: Tensor) -> None:
+def raise_bad_id(token_ids: Tensor, vocab: int, bad: Tensor, name: str = "token_ids") -> None:
     """IndexError that names the first bad id, its position and the vocab."""
     position = tuple(int(i) for i in bad.nonzero()[0])
-    raise IndexError(bad_id(position, token_ids[position].item(), vocab))
+    raise IndexError(bad_id(position, token_ids[position].item(), vocab, name))

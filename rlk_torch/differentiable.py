@@ -3,6 +3,7 @@
 The twin is rlk_jax/differentiable.py.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +31,6 @@ def differentiable(name: str, operator: Any, setup_context: _Rule, backward: _Ru
     an operator that does not know it as a zero tangent, and adds up in floating point what a batch shares.
     """
 
-    def refuse(ctx: Any, *tangents: Any) -> Any:
-        raise NotImplementedError(
-            f"forward mode (torch.func.jvp, torch.autograd.forward_ad) of {name} is not offered: "
-            "use torch.func.grad, torch.func.vjp or backward()"
-        )
-
     class Differentiable(torch.autograd.Function):
         @staticmethod
         def forward(*args: Any) -> Any:
@@ -48,15 +43,11 @@ def differentiable(name: str, operator: Any, setup_context: _Rule, backward: _Ru
     # Attributes, for rules that are functions of their own.
     Differentiable.setup_context = staticmethod(setup_context)  # type: ignore[method-assign]
     Differentiable.backward = staticmethod(backward)  # type: ignore[method-assign]
-    Differentiable.jvp = staticmethod(refuse)  # type: ignore[method-assign]
+    Differentiable.jvp = staticmethod(no_forward_mode(name))  # type: ignore[method-assign]
     operator.register_autograd(backward, setup_context=setup_context)
     operator.register_vmap(vmap(operator))
 
-    def in_eager_code(*args: Any) -> Any:
-        return torch.compiler.disable(Differentiable.apply)(*args)
-
-    # What torch.compiler.disable sets; the decorator itself would import the compiler with this module.
-    in_eager_code._torchdynamo_disable = True  # type: ignore[attr-defined]
+    in_eager_code = left_to_eager_code(Differentiable.apply)
 
     def call(*args: Any) -> Any:
         if not torch.compiler.is_compiling():
@@ -64,6 +55,31 @@ def differentiable(name: str, operator: Any, setup_context: _Rule, backward: _Ru
         return in_eager_code(*args) if _under_a_derivative() else operator(*args)
 
     return call
+
+
+def left_to_eager_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that the compiler does not enter."""
+
+    def in_eager_code(*args: Any) -> Any:
+        if "torch._dynamo" in sys.modules:  # else nothing has been compiled, and this would import the compiler
+            return torch.compiler.disable(function)(*args)
+        return function(*args)
+
+    # What torch.compiler.disable sets; the decorator itself would import the compiler with this module.
+    in_eager_code._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return in_eager_code
+
+
+def no_forward_mode(name: str) -> _Rule:
+    """What an autograd function has for its tangents: a sentence."""
+
+    def refuse(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError(
+            f"forward mode (torch.func.jvp, torch.autograd.forward_ad) of {name} is not offered: "
+            "use torch.func.grad, torch.func.vjp or backward()"
+        )
+
+    return refuse
 
 
 def _under_a_derivative() -> bool:
@@ -95,7 +111,9 @@ def one_by_one(op: Any) -> Callable[..., Any]:
         results = []
         for index in range(max(info.batch_size, 1)):
             results.append(op(*(x if d is None else member(x, d, index) for x, d in zip(args, in_dims, strict=True))))
-        return torch.stack(results)[: info.batch_size], 0
+        if isinstance(results[0], torch.Tensor):
+            return torch.stack(results)[: info.batch_size], 0
+        return tuple(torch.stack(x)[: info.batch_size] for x in zip(*results, strict=True)), (0,) * len(results[0])
 
     return rule
 
@@ -114,3 +132,19 @@ def more_rows(op: Any) -> Callable[..., Any]:
         return op(rows.movedim(in_dims[0], 0), *others), 0
 
     return rule
+
+
+def together(count: int, results: int = 1) -> Callable[..., Any]:
+    """The rule of an operator whose first arguments all have a row for each member of a batch: it is more rows."""
+
+    def with_rule(op: Any) -> Callable[..., Any]:
+        def rule(info: Any, in_dims: Any, *args: Any) -> Any:
+            rows = [
+                x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+                for x, dim in zip(args[:count], in_dims[:count], strict=True)
+            ]
+            return op(*rows, *args[count:]), 0 if results == 1 else (0,) * results
+
+        return rule
+
+    return with_rule

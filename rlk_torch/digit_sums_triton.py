@@ -125,9 +125,10 @@ def plane_sums(planes: Tensor) -> Tensor:
     digits, rows, width = planes.shape
     out = planes.new_empty((digits * (digits - 1) // 2, rows, width))
     count = rows * width
-    plane_sums_kernel[(triton.cdiv(count, 8192),)](
-        planes, out, count, planes.stride(0), DIGITS=digits, BLOCK=8192, num_warps=4
-    )  # fmt: skip
+    with torch.cuda.device(planes.device):
+        plane_sums_kernel[(triton.cdiv(count, 8192),)](
+            planes, out, count, planes.stride(0), DIGITS=digits, BLOCK=8192, num_warps=4
+        )  # fmt: skip
     return out
 
 
@@ -138,15 +139,16 @@ def many_rows_triton(
     rows, columns, width = hidden.shape[0], weight.shape[0], hidden.planes.shape[2]
     config = {**_TILES, "DEPTH": depth(width), **(config or {})}
     grid = (triton.cdiv(rows, config["ROWS"]) * triton.cdiv(columns, config["COLUMNS"]),)
-    many_rows_kernel[grid](
-        tiles(hidden.planes, "ROWS", config), tiles(plane_sums(hidden.planes), "ROWS", config),
-        tiles(weight.planes, "COLUMNS", config), tiles(plane_sums(weight.planes), "COLUMNS", config),
-        hidden.exponent, hidden.nonfinite.view(torch.int8), weight.exponent, weight.nonfinite.view(torch.int8),
-        out if bias is None else bits_of(bias), bits_of(out),
-        rows, columns, weight.planes.stride(0) // width, out.stride(0), width,
-        DIGITS=hidden.digits, BIAS="" if bias is None else str(bias.dtype).removeprefix("torch."),
-        DTYPE=str(out.dtype).removeprefix("torch."), **config,
-    )  # fmt: skip
+    with torch.cuda.device(out.device):
+        many_rows_kernel[grid](
+            tiles(hidden.planes, "ROWS", config), tiles(plane_sums(hidden.planes), "ROWS", config),
+            tiles(weight.planes, "COLUMNS", config), tiles(plane_sums(weight.planes), "COLUMNS", config),
+            hidden.exponent, hidden.nonfinite.view(torch.int8), weight.exponent, weight.nonfinite.view(torch.int8),
+            out if bias is None else bits_of(bias), bits_of(out),
+            rows, columns, weight.planes.stride(0) // width, out.stride(0), width,
+            DIGITS=hidden.digits, BIAS="" if bias is None else str(bias.dtype).removeprefix("torch."),
+            DTYPE=str(out.dtype).removeprefix("torch."), **config,
+        )  # fmt: skip
 
 
 def depth(width: int) -> int:

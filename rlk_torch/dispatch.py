@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlk_torch.alignment import Aligned
-from rlk_torch.devices import has_triton
+from rlk_torch.devices import as_device, has_triton
 from rlk_torch.embedding import default_implementation as default_gather
 from rlk_torch.embedding import run_embedding
 from rlk_torch.lm_head import default_digits, run_lm_head
@@ -43,12 +43,12 @@ class Operator:
         return self.forward(*args, **kwargs)
 
 
-def get_op(name: str, device: str | None = None, implementation: str | None = None) -> Operator:
+def get_op(name: str, device: str | torch.device | None = None, implementation: str | None = None) -> Operator:
     """An operator with a named device and implementation.
 
     Arguments:
         name: "embedding" or "lm_head".
-        device: "cpu" or "cuda" (with an index if wanted); None means the CPU.
+        device: "cpu", "cuda" (any GPU), "cuda:N" or a `torch.device`, whichever is current; None means the CPU.
         implementation: "gather" or "triton" for embedding; "int8", "float64" or "triton" for lm_head; None
             means the one that the plain function takes on this device.
 
@@ -66,7 +66,7 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
     """
     if name not in _IMPLEMENTATIONS:
         raise ValueError(f"no operator {name!r}; expected one of {_listed(_IMPLEMENTATIONS)}")
-    chosen, asked = _device(device), implementation or ""
+    chosen, asked = as_device("cpu" if device is None else device), implementation or ""
     if implementation is None:
         implementation = default_gather(chosen) if name == "embedding" else default_products(chosen)
     if implementation not in _IMPLEMENTATIONS[name]:
@@ -92,18 +92,6 @@ def get_op(name: str, device: str | None = None, implementation: str | None = No
 
 def _listed(names: Any) -> str:
     return ", ".join(repr(name) for name in names)
-
-
-def _device(device: str | None) -> torch.device:
-    try:
-        chosen = torch.device(device or "cpu")
-    except RuntimeError:
-        raise ValueError(f"no device {device!r}; expected 'cpu', 'cuda' or 'cuda:N'") from None
-    if chosen.type not in ("cpu", "cuda"):
-        raise ValueError(f"no device {device!r}; expected 'cpu', 'cuda' or 'cuda:N'")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {device!r} is not available: torch sees {torch.cuda.device_count()} CUDA devices")
-    return chosen
 
 
 def _check_on(device: torch.device, weight: Any) -> None:

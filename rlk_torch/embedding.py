@@ -12,7 +12,7 @@ from rlk_torch.checks import as_int64, as_padding_idx, as_token_ids, check_float
 from rlk_torch.devices import has_triton
 from rlk_torch.differentiable import differentiable, member
 from rlk_torch.embedding_grad import table_gradient
-from rlk_torch.floats import QUIET_NAN, bits_of, narrowed
+from rlk_torch.floats import QUIET_NAN, bits_of, narrowed, scaled
 
 
 def embedding(token_ids: Any, weight: Tensor, *, check_ids: bool = True, padding_idx: int | None = None) -> Tensor:
@@ -77,13 +77,17 @@ def run_embedding(
     padding_idx: int | None,
     widen: bool,
     implementation: str = "",
+    scale: float | None = None,
 ) -> Tensor:
-    """Both paths, by a named implementation or, with the empty name, the device's own."""
+    """Both paths, by a named implementation or, with the empty name, the device's own.
+
+    scale: what rows are multiplied by, a float32 number, or None; docs/tables.md has its rounding.
+    """
     check_floats("weight", weight, "[V, H]", 2)
     padding_idx = as_padding_idx(padding_idx, weight.shape[0])
     ids = as_token_ids(token_ids, weight.device, weight.shape[0], check_ids)
     readable = check_ids and not torch.compiler.is_compiling()
-    return _forward(ids, weight, readable, widen, implementation, -1 if padding_idx is None else padding_idx)
+    return _forward(ids, weight, readable, widen, implementation, -1 if padding_idx is None else padding_idx, scale)
 
 
 def default_implementation(device: torch.device) -> str:
@@ -93,7 +97,13 @@ def default_implementation(device: torch.device) -> str:
 
 @torch.library.custom_op("rlk_torch::embedding", mutates_args=())
 def _embedding(
-    token_ids: Tensor, weight: Tensor, check_ids: bool, widen: bool, implementation: str, padding_idx: int
+    token_ids: Tensor,
+    weight: Tensor,
+    check_ids: bool,
+    widen: bool,
+    implementation: str,
+    padding_idx: int,
+    scale: float | None = None,
 ) -> Tensor:
     """One operator for all implementations; the empty name lets the device choose.
 
@@ -108,13 +118,23 @@ def _embedding(
     if triton:
         from rlk_torch.embedding_triton import gather_triton
 
-        return gather_triton(token_ids, weight, widen)
+        return gather_triton(token_ids, weight, widen, scale)
     rows = gather(ids, bad, weight)
+    if scale is not None:
+        return scaled(rows, scale, torch.float32 if widen else weight.dtype)
     return widened(rows) if widen else rows
 
 
 @_embedding.register_fake
-def _(token_ids: Tensor, weight: Tensor, check_ids: bool, widen: bool, implementation: str, padding_idx: int) -> Tensor:
+def _(
+    token_ids: Tensor,
+    weight: Tensor,
+    check_ids: bool,
+    widen: bool,
+    implementation: str,
+    padding_idx: int,
+    scale: float | None = None,
+) -> Tensor:
     dtype = torch.float32 if widen else weight.dtype
     return weight.new_empty((*token_ids.shape, weight.shape[1]), dtype=dtype)
 
@@ -137,7 +157,7 @@ def _vmap(op: Any) -> Any:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    token_ids, weight, _, _, ctx.implementation, ctx.padding_idx = inputs
+    token_ids, weight, _, _, ctx.implementation, ctx.padding_idx, ctx.scale = inputs
     ctx.save_for_backward(token_ids)
     ctx.vocab, ctx.dtype = weight.shape[0], weight.dtype
 
@@ -145,20 +165,23 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Of the table: nothing else here can require a gradient."""
     (token_ids,) = ctx.saved_tensors
-    gradient = table_gradient(grad, token_ids, ctx.vocab, ctx.dtype, ctx.padding_idx, ctx.implementation)
-    return None, gradient, None, None, None, None
+    options = (ctx.padding_idx, ctx.implementation, ctx.scale)
+    return None, table_gradient(grad, token_ids, ctx.vocab, ctx.dtype, *options), *[None] * 5
 
 
 _forward = differentiable("embedding", _embedding, _save, _backward, _vmap)
 
 
-def gather(ids: Tensor, bad: Tensor, weight: Tensor) -> Tensor:
-    """The plain gather on any device: int64 ids, the mask of bad ones, [V, H] -> [..., H]."""
+def gather(ids: Tensor, bad: Tensor, weight: Tensor, fill: int | None = None) -> Tensor:
+    """The plain gather on any device: int64 ids, the mask of bad ones, [V, H] -> [..., H].
+
+    fill: the bits of a bad one's elements, by default the quiet NaN's.
+    """
     out = weight.new_empty((*ids.shape, weight.shape[1]))
     rows = bits_of(out).view(ids.numel(), weight.shape[1])
     if weight.shape[0]:
         torch.index_select(bits_of(weight.detach()), 0, ids.masked_fill(bad, 0).reshape(-1), out=rows)
-    rows.masked_fill_(bad.reshape(-1, 1), QUIET_NAN[weight.dtype])
+    rows.masked_fill_(bad.reshape(-1, 1), QUIET_NAN[weight.dtype] if fill is None else fill)
     return out
 
 

@@ -10,7 +10,7 @@ from rlk_torch.alignment import exponents, integers
 from rlk_torch.checks import as_int64
 from rlk_torch.devices import has_triton
 from rlk_torch.differentiable import gradient_only, one_by_one
-from rlk_torch.floats import magnitude, narrowed
+from rlk_torch.floats import magnitude, narrowed, scaled
 from rlk_torch.products import rounded_sum
 
 _BLOCK = 2**21  # members summed at a time: some columns of all tokens
@@ -57,18 +57,40 @@ def _sums(of: Tensor, members: Tensor, count: int) -> Tensor:
 
 @torch.library.custom_op("rlk_torch::embedding_grad", mutates_args=())
 def _table_gradient(
-    grad_rows: Tensor, token_ids: Tensor, vocab: int, dtype: torch.dtype, padding_idx: int, implementation: str
+    grad_rows: Tensor,
+    token_ids: Tensor,
+    vocab: int,
+    dtype: torch.dtype,
+    padding_idx: int,
+    implementation: str,
+    scale: float | None = None,
 ) -> Tensor:
-    """padding_idx is -1 where there is none. Ids outside the table add nothing."""
+    """padding_idx is -1 where there is none. Ids outside the table add nothing. scale: the forward's."""
     ids = as_int64(token_ids)
     ids = torch.where((ids < vocab) & (ids != padding_idx), ids, -1)
     implementation = implementation or ("triton" if has_triton(grad_rows.device) else "gather")
-    return grad_table(ids, grad_rows.detach(), vocab, dtype, implementation)
+    grad = grad_rows.detach() if scale is None else _scaled(grad_rows.detach(), scale, implementation)
+    return grad_table(ids, grad, vocab, dtype, implementation)
+
+
+def _scaled(grad_rows: Tensor, scale: float, implementation: str) -> Tensor:
+    """Float32 gradients of unscaled rows."""
+    if implementation == "triton":
+        from rlk_torch.embedding_triton import scaled_triton
+
+        return scaled_triton(grad_rows, scale)
+    return scaled(grad_rows, scale, torch.float32)
 
 
 @_table_gradient.register_fake
 def _(
-    grad_rows: Tensor, token_ids: Tensor, vocab: int, dtype: torch.dtype, padding_idx: int, implementation: str
+    grad_rows: Tensor,
+    token_ids: Tensor,
+    vocab: int,
+    dtype: torch.dtype,
+    padding_idx: int,
+    implementation: str,
+    scale: float | None = None,
 ) -> Tensor:
     return grad_rows.new_empty((vocab, grad_rows.shape[-1]), dtype=dtype)
 

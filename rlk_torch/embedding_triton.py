@@ -5,18 +5,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rlk_torch.floats import QUIET_NAN, bits_of
+from rlk_torch.alignment_triton import float32_bits
+from rlk_torch.floats import QUIET_NAN, bits_of, significand_and_power
+from rlk_torch.rounding_triton import output_bits, times
 
 _TILE = 2048  # elements a program moves; with one warp, the fastest on an H200
 
 
 @triton.jit
 def gather_kernel(
-    ids, table, out, tokens, vocab, width, row_stride, column_stride, poison,
-    WIDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ids, table, out, tokens, vocab, width, row_stride, column_stride, poison, significand, power,
+    WIDEN: tl.constexpr, SCALED: tl.constexpr, OUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """ROWS tokens and COLUMNS columns a program, as integers. WIDEN: "", "bfloat16" or "float16" to float32.
+    """ROWS tokens and COLUMNS columns a program, as integers.
 
+    WIDEN: "" or the table's type, to float32. SCALED: that times significand * 2^power, rounded to the type OUT.
     A bad id reads nothing. Offsets are 64-bit: vocab * width of real tables passes 2^31.
     """
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -26,30 +29,40 @@ def gather_kernel(
     wanted = (token < tokens)[:, None] & (column < width)[None, :]
     source = tl.where(good, id, 0)[:, None] * row_stride + column.to(tl.int64)[None, :] * column_stride
     bits = tl.load(table + source, mask=wanted & good[:, None], other=poison)
-    if WIDEN == "bfloat16":
-        bits = bits.to(tl.int32) << 16
-    elif WIDEN == "float16":
-        bits = bits.to(tl.float16, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
     if WIDEN != "":
-        bits = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC00000, bits)
+        bits = float32_bits(bits, WIDEN)
+        if SCALED:
+            bits = times(bits, significand, power)
+        bits = output_bits(bits, OUT)
     tl.store(out + token[:, None] * width + column[None, :], bits, mask=wanted)
 
 
-def gather_triton(token_ids: Tensor, weight: Tensor, widen: bool) -> Tensor:
-    """Ids of any integer dtype and any strides, [V, H] of any strides -> [..., H], bad ids poisoned."""
+def gather_triton(token_ids: Tensor, weight: Tensor, widen: bool, scale: float | None = None) -> Tensor:
+    """Ids of any integer dtype and any strides, [V, H] of any strides -> [..., H] on the device of the ids.
+
+    Bad ids are poisoned. The table may be in pinned host memory.
+    """
     vocab, width = weight.shape
     ids = token_ids.reshape(-1).contiguous()
     dtype = torch.float32 if widen else weight.dtype
-    out = weight.new_empty((*token_ids.shape, width), dtype=dtype)
+    out = torch.empty((*token_ids.shape, width), dtype=dtype, device=token_ids.device)
     if out.numel() == 0:
         return out
     columns = min(_TILE, triton.next_power_of_2(width))
     rows = max(1, _TILE // columns)
     grid = (triton.cdiv(ids.numel(), rows), triton.cdiv(width, columns))
-    name = str(weight.dtype).removeprefix("torch.") if widen and dtype != weight.dtype else ""
-    with torch.cuda.device(weight.device):
+    as_it_is = scale is None and dtype == weight.dtype
+    with torch.cuda.device(token_ids.device):
         gather_kernel[grid](
             ids, bits_of(weight), bits_of(out), ids.numel(), vocab, width, *weight.stride(), QUIET_NAN[weight.dtype],
-            WIDEN=name, ROWS=rows, COLUMNS=columns, num_warps=1,
+            *significand_and_power(1.0 if scale is None else scale),
+            WIDEN="" if as_it_is else str(weight.dtype).removeprefix("torch."), SCALED=scale is not None,
+            OUT=str(dtype).removeprefix("torch."), ROWS=rows, COLUMNS=columns, num_warps=1,
         )  # fmt: skip
     return out
+
+
+def scaled_triton(rows: Tensor, scale: float) -> Tensor:
+    """Rows [..., H] of any float type and any strides times a float32 number, float32: a gather of all of them."""
+    flat = rows.reshape(-1, rows.shape[-1]) if rows.numel() else rows.new_empty((0, rows.shape[-1]))
+    return gather_triton(torch.arange(len(flat), device=rows.device), flat, True, scale).view(rows.shape)

@@ -125,13 +125,14 @@ def four_digits_triton(
     _multiply(sums[0], sums[1], products[:6], columns, config)
     _multiply(left.planes, right.planes, products[6:], columns, config)
     kept = products if kept is None else kept
-    combine_kernel[(rows, triton.cdiv(columns, _COMBINED))](
-        products, kept[0], kept[1], left.exponent, left.nonfinite.view(torch.int8),
-        right.exponent, right.nonfinite.view(torch.int8), out if bias is None else bits_of(bias), bits_of(out),
-        columns, products.stride(0), products.stride(1), out.stride(0),
-        FIRST=first, LAST=last, BIAS="" if bias is None else str(bias.dtype).removeprefix("torch."),
-        DTYPE=str(out.dtype).removeprefix("torch."), COLUMNS=_COMBINED,
-    )  # fmt: skip
+    with torch.cuda.device(out.device):
+        combine_kernel[(rows, triton.cdiv(columns, _COMBINED))](
+            products, kept[0], kept[1], left.exponent, left.nonfinite.view(torch.int8),
+            right.exponent, right.nonfinite.view(torch.int8), out if bias is None else bits_of(bias), bits_of(out),
+            columns, products.stride(0), products.stride(1), out.stride(0),
+            FIRST=first, LAST=last, BIAS="" if bias is None else str(bias.dtype).removeprefix("torch."),
+            DTYPE=str(out.dtype).removeprefix("torch."), COLUMNS=_COMBINED,
+        )  # fmt: skip
 
 
 def _multiply(left: Tensor, right: Tensor, out: Tensor, columns: int, config: dict[str, int]) -> None:
@@ -139,8 +140,9 @@ def _multiply(left: Tensor, right: Tensor, out: Tensor, columns: int, config: di
     planes, rows, width = left.shape
     grid = (triton.cdiv(rows, config["ROWS"]) * triton.cdiv(columns, config["COLUMNS"]), planes)
     block = [1, config["ROWS"], config["COLUMNS"]]
-    products_kernel[grid](
-        tiles(left, "ROWS", config), tiles(right, "COLUMNS", config),
-        TensorDescriptor.from_tensor(out, block), rows, columns, left.stride(0) // width, right.stride(0) // width,
-        width, **config,
-    )  # fmt: skip
+    with torch.cuda.device(out.device):
+        products_kernel[grid](
+            tiles(left, "ROWS", config), tiles(right, "COLUMNS", config),
+            TensorDescriptor.from_tensor(out, block), rows, columns, left.stride(0) // width, right.stride(0) // width,
+            width, **config,
+        )  # fmt: skip

@@ -15,19 +15,20 @@ from rlk_torch.differentiable import differentiable, more_rows
 from rlk_torch.floats import flushed, narrowed
 from rlk_torch.lm_head_grad import aligned_hidden_gradient, bias_gradient, hidden_gradient, weight_gradient
 from rlk_torch.products import LONGEST_INT32, default_implementation, rounded_products
+from rlk_torch.quantized import QuantizedTable
 
 _BLOCK_LOGITS = 2**17  # logits made at a time: their integers stay in the cache
 _BLOCK_WEIGHTS = 2**22  # weights aligned at a time, whatever the vocab
 
 
 def lm_head(
-    hidden: Tensor, weight: Tensor | Aligned, bias: Tensor | None = None, *, digits: int | None = None
+    hidden: Tensor, weight: Tensor | Aligned | QuantizedTable, bias: Tensor | None = None, *, digits: int | None = None
 ) -> Tensor:
     """Logits by exact integer dot products and one rounding, in hidden's dtype.
 
     Arguments:
         hidden: [..., K] bfloat16, float16 or float32, any strides.
-        weight: [V, K] of any of these types, or `align(weight, digits)`.
+        weight: [V, K] of any of these types, a `QuantizedTable`, or `align(weight, digits)`.
         bias: [V] of any of these types, or None.
         digits: 2 (coarse), 3 or 4; None means 3, or 4 where hidden is float32.
 
@@ -44,7 +45,7 @@ def lm_head(
         TypeError: another dtype, or digits that are no integer.
         ValueError: shapes that do not meet, digits outside 2, 3, 4 or other than those of an `Aligned`
             weight, arguments on several devices.
-        NotImplementedError: forward mode, a second derivative, or the gradient of an `Aligned`.
+        NotImplementedError: forward mode, a second derivative, or the gradient of an `Aligned` or `QuantizedTable`.
 
     Example:
         >>> lm_head(torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.5], [0.0, -1.0]]))
@@ -54,12 +55,14 @@ def lm_head(
     return run_lm_head(hidden, weight, bias, digits, getattr(hidden, "dtype", torch.float32))
 
 
-def lm_head_fp32(hidden: Tensor, weight: Tensor | Aligned, bias: Tensor | None = None, *, digits: int = 4) -> Tensor:
+def lm_head_fp32(
+    hidden: Tensor, weight: Tensor | Aligned | QuantizedTable, bias: Tensor | None = None, *, digits: int = 4
+) -> Tensor:
     """Ground-truth logits in float32.
 
     Arguments:
         hidden: [..., K] bfloat16, float16 or float32, any strides.
-        weight: [V, K] of any of these types, or `align(weight, digits)`.
+        weight: [V, K] of any of these types, a `QuantizedTable`, or `align(weight, digits)`.
         bias: [V] of any of these types, or None.
         digits: 2, 3 or 4.
 
@@ -83,28 +86,45 @@ def default_digits(hidden: Any) -> int:
 
 def run_lm_head(
     hidden: Tensor,
-    weight: Tensor | Aligned,
+    weight: Tensor | Aligned | QuantizedTable,
     bias: Tensor | None,
     digits: int,
     dtype: torch.dtype,
     implementation: str = "",
 ) -> Tensor:
     """Both paths, by a named implementation or, with the empty name, the device's own."""
-    check_digits(digits)
+    if isinstance(weight, QuantizedTable):
+        from rlk_torch.quantized_head import run_quantized  # made of what is below
+
+        return run_quantized(hidden, weight, bias, digits, dtype, implementation)
+    check_call(hidden, weight, bias, digits)
     if isinstance(weight, Aligned):
-        check_lm_head(hidden, weight.shape, bias)
-        if weight.digits != digits:
-            raise ValueError(
-                f"weight is aligned with {weight.digits} digits and the call uses {digits}; expected one "
-                f"number: align(weight, {digits}), or digits={weight.digits}"
-            )
-        check_same_device(weight.device, hidden=hidden, bias=bias)
         parts = (weight.planes, weight.exponent, weight.nonfinite, weight.origin)
         return _forward_aligned(hidden, *parts, bias, dtype, implementation)
-    check_floats("weight", weight, "[V, K]", 2)
-    check_lm_head(hidden, (weight.shape[0], weight.shape[1]), bias)
-    check_same_device(weight.device, hidden=hidden, bias=bias)
     return _forward(hidden, weight, bias, digits, dtype, implementation)
+
+
+def local_logits(
+    hidden: Tensor, weight: Tensor | Aligned, bias: Tensor | None, digits: int, dtype: torch.dtype
+) -> Tensor:
+    """The operators by themselves, of arguments that were checked, for what has gradients of its own."""
+    if isinstance(weight, Aligned):
+        return _lm_head_aligned(hidden, weight.planes, weight.exponent, weight.nonfinite, None, bias, dtype, "")
+    return _lm_head(hidden, weight, bias, digits, dtype, "")
+
+
+def check_call(hidden: Tensor, weight: Tensor | Aligned, bias: Tensor | None, digits: int) -> None:
+    """Dtypes, shapes, digits and devices of a call."""
+    check_digits(digits)
+    if not isinstance(weight, Aligned):
+        check_floats("weight", weight, "[V, K]", 2)
+    check_lm_head(hidden, (weight.shape[0], weight.shape[1]), bias)
+    if isinstance(weight, Aligned) and weight.digits != digits:
+        raise ValueError(
+            f"weight is aligned with {weight.digits} digits and the call uses {digits}; expected one "
+            f"number: align(weight, {digits}), or digits={weight.digits}"
+        )
+    check_same_device(weight.device, hidden=hidden, bias=bias)
 
 
 @torch.library.custom_op("rlk_torch::lm_head", mutates_args=())
@@ -166,16 +186,35 @@ def _logits(
         logits_triton(hidden, vocab, digits, block, whole, bias, out)
         return logits
     rows = align(hidden, digits)
+
+    def products(start: int, count: int, weight: Aligned) -> Tensor:
+        return rounded_products(rows.rows(start, count), weight, implementation)
+
+    fill(out, bias, block, products, _BLOCK_WEIGHTS // max(1, hidden.shape[-1]))
+    return logits  # and no view of something else, so that callers may write into it
+
+
+def fill(
+    out: Tensor,
+    bias: Tensor | None,
+    block: Callable[[int, int], Any],
+    products: Callable[[int, int, Any], Tensor],
+    most: int,
+) -> None:
+    """Logits [N, V], not empty, in tiles of some rows of the weight, at most so many, and some of hidden.
+
+    block: start and count of rows of the weight -> what `products` makes r of, with start and count of rows of hidden.
+    """
+    count, vocab = out.shape
     row_step = min(count, 512)
-    step = max(1, min(_BLOCK_LOGITS // row_step, _BLOCK_WEIGHTS // max(1, hidden.shape[-1])))
+    step = max(1, min(_BLOCK_LOGITS // row_step, most))
     for start in range(0, vocab, step):
         stop = min(start + step, vocab)
         weight = block(start, stop - start)
         for first in range(0, count, row_step):
             last = min(first + row_step, count)
-            r = rounded_products(rows.rows(first, last - first), weight, implementation)
-            out[first:last, start:stop] = finished(r, bias, slice(start, stop), dtype).T
-    return logits  # and no view of something else, so that callers may write into it
+            r = products(first, last - first, weight)
+            out[first:last, start:stop] = finished(r, bias, slice(start, stop), out.dtype).T
 
 
 def finished(r: Tensor, bias: Tensor | None, rows: slice, dtype: torch.dtype) -> Tensor:
@@ -208,15 +247,15 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     hidden, weight, bias, _, _, implementation = inputs
-    _save_for_gradients(ctx, hidden, weight, (), bias, implementation)
+    save_for_gradients(ctx, hidden, weight, (), bias, implementation)
 
 
 def _save_aligned(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     hidden, planes, exponent, nonfinite, _, bias, _, implementation = inputs
-    _save_for_gradients(ctx, hidden, None, (planes, exponent, nonfinite), bias, implementation)
+    save_for_gradients(ctx, hidden, None, (planes, exponent, nonfinite), bias, implementation)
 
 
-def _save_for_gradients(
+def save_for_gradients(
     ctx: Any,
     hidden: Tensor,
     weight: Tensor | None,

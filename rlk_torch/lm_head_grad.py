@@ -5,16 +5,26 @@ Section 6 of docs/contract.md, always with 4 digits. The twin is rlk_jax/lm_head
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from rlk_torch.alignment import Aligned, exponents, integers, largest, write_digits
+from rlk_torch.alignment import Aligned, Vectors, exact_values, exponents, integers, largest, planes_at
 from rlk_torch.devices import has_tensor_copies
 from rlk_torch.differentiable import gradient_only, more_rows, one_by_one
-from rlk_torch.floats import narrowed, power_of_two
-from rlk_torch.products import LONGEST_INT32, carried, column_words, default_implementation, rounded, rounded_sum
+from rlk_torch.floats import narrowed
+from rlk_torch.products import (
+    LONGEST_INT32,
+    Shards,
+    carried,
+    column_words,
+    default_implementation,
+    rounded,
+    rounded_sum,
+    summed,
+)
+from rlk_torch.quantized import QuantizedTable, dequantize
 
 DIGITS = 4
 _WINDOW = 7 * DIGITS - 1
@@ -23,8 +33,6 @@ _BLOCK = 2**18  # members aligned at a time, likewise
 _BLOCK_GPU = 2**25  # the same for sums on a GPU, where some hundred megabytes are the limit
 _LONGEST_PART = LONGEST_INT32 // DIGITS  # a reduction longer than this goes in parts
 _LONGEST_TRITON = 2**19  # D is summed in two float64: both are exact up to this length
-
-Vectors = tuple[Tensor, Tensor]  # exponents and non-finite flags
 
 
 @dataclass(frozen=True)
@@ -42,32 +50,60 @@ class _Budget:
 _BUDGETS = (_Budget(2**23, 2**23), _Budget(2**23, 2**24))  # 4 bytes a member; with Triton 10, and 40 more a sum
 
 
-def grad_hidden(grad_logits: Tensor, weight: Tensor | Aligned, dtype: torch.dtype, implementation: str = "") -> Tensor:
+class GradLogits(Protocol):
+    """Gradients of logits [N, V] that are made when a part is looked at."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def __getitem__(self, part: tuple[slice, slice]) -> Tensor:
+        """Some rows and columns."""
+
+    def largest(self, rows: slice) -> Tensor:
+        """The magnitude bits of the largest of each row, int32."""
+
+
+def grad_hidden(
+    grad_logits: Tensor | GradLogits,
+    weight: Tensor | Aligned | QuantizedTable,
+    dtype: torch.dtype,
+    implementation: str = "",
+    shards: Shards | None = None,
+) -> Tensor:
     """[N, V], [V, K] -> [N, K] in dtype: exact dot products over the vocab.
 
-    An `Aligned` weight counts as the matrix that its planes stand for.
+    An `Aligned` weight counts as the matrix that its planes stand for. shards: who holds the rest of the vocab, of
+    which V is then a part; without Triton.
     """
     (rows, vocab), width = grad_logits.shape, weight.shape[1]
-    out = grad_logits.new_zeros((rows, width), dtype=dtype)
+    out = torch.zeros((rows, width), dtype=dtype, device=weight.device)
     if out.numel() == 0 or vocab == 0:
         return out
-    chosen = _implementation(implementation, grad_logits.device, vocab)
+    chosen = _implementation(implementation, weight.device, vocab)
     budget = _BUDGETS[chosen == "triton"]
     part = budget.part(vocab, width)
-    columns = _largest(lambda at: largest(_values(weight, at), 0), vocab, part)
+    columns = _largest(lambda at: largest(_values(weight, at), 0), vocab, part, shards)
     step = max(1, budget.sums // width)
     for start in range(0, rows, step):
-        grad = grad_logits[start : start + step]
-        lines = _largest(lambda at: largest(grad[:, at], 1), vocab, part)  # noqa: B023
+        some = slice(start, start + step)
+        lines = _lines(grad_logits, some, part, shards)
         _dots(
-            lambda at: _row_planes(grad[:, at], lines, chosen),  # noqa: B023
-            lambda at: _column_planes(_values(weight, at), columns, chosen),
+            lambda at: _planes(grad_logits[some, at], lines, chosen),  # noqa: B023
+            lambda at: _planes(_values(weight, at), columns, chosen, True),
             (lines, columns),
             (vocab, part),
             chosen,
-            out[start : start + step],
+            out[some],
+            shards,
         )
     return out
+
+
+def _lines(grad_logits: Tensor | GradLogits, rows: slice, part: int, shards: Shards | None) -> Vectors:
+    """Exponents and flags of some rows."""
+    if isinstance(grad_logits, Tensor):
+        return _largest(lambda at: largest(grad_logits[rows, at], 1), grad_logits.shape[1], part, shards)
+    return _largest(lambda _: grad_logits.largest(rows), 1, 1, shards)
 
 
 def grad_weight(grad_logits: Tensor, hidden: Tensor, dtype: torch.dtype, implementation: str = "") -> Tensor:
@@ -80,14 +116,14 @@ def grad_weight(grad_logits: Tensor, hidden: Tensor, dtype: torch.dtype, impleme
     budget = _BUDGETS[chosen == "triton"]
     part = budget.part(rows, width)
     columns = _largest(lambda at: largest(hidden[at], 0), rows, part)
-    kept = _column_planes(hidden, columns, chosen) if part == rows else None
+    kept = _planes(hidden, columns, chosen, True) if part == rows else None
     step = max(1, min(budget.sums // width, budget.members // part))
     for start in range(0, vocab, step):
         grad = grad_logits[:, start : start + step]
         lines = _largest(lambda at: largest(grad[at], 0), rows, part)  # noqa: B023
         _dots(
-            lambda at: _row_planes(grad[at].T, lines, chosen),  # noqa: B023
-            lambda at: _column_planes(hidden[at], columns, chosen) if kept is None else kept,
+            lambda at: _planes(grad[at].T, lines, chosen),  # noqa: B023
+            lambda at: _planes(hidden[at], columns, chosen, True) if kept is None else kept,
             (lines, columns),
             (rows, part),
             chosen,
@@ -118,10 +154,11 @@ def _implementation(asked: str, device: torch.device, length: int) -> str:
     return "float64" if chosen == "triton" and not triton else chosen
 
 
-def _largest(of_part: Callable[[slice], Tensor], length: int, part: int) -> Vectors:
+def _largest(of_part: Callable[[slice], Tensor], length: int, part: int, shards: Shards | None = None) -> Vectors:
     """Exponents and flags of vectors that are read in parts."""
     tops = [of_part(slice(start, min(start + part, length))) for start in range(0, length, part)]
-    return exponents(torch.stack(tops).amax(0))
+    top = torch.stack(tops).amax(0)
+    return exponents(top if shards is None else shards.largest(top))
 
 
 def _dots(
@@ -131,11 +168,11 @@ def _dots(
     lengths: tuple[int, int],
     implementation: str,
     out: Tensor,
+    shards: Shards | None = None,
 ) -> None:
     """Fill out [R, C] with rounded D. Parts share the exponents of the whole, so their integers add up.
 
-    left and right: what `_row_planes` and `_column_planes` make of a part of the reduction. lengths: of the whole and
-    of a part.
+    left and right: what `_planes` makes of a part of the reduction. lengths: of the whole and of a part.
     """
     length, part = lengths
     if implementation == "triton":
@@ -156,6 +193,8 @@ def _dots(
             if at.stop < length:
                 sums[block.start] = high, low
                 continue
+            if shards is not None:
+                high, low = summed([(high, low)], DIGITS, shards)
             out[block] = _finished(high, low, vectors, block, out.dtype)
 
 
@@ -168,44 +207,22 @@ def _finished(
     return narrowed(rounded(high, low, row_exponent, column_exponent, row_nonfinite[block], column_nonfinite), dtype)
 
 
-def _row_planes(x: Tensor, vectors: Vectors, implementation: str) -> Any:
-    """Digits of x [R, L] whose rows are the vectors: int8 [4, R, L], or what the Triton kernels want."""
+def _planes(x: Tensor, vectors: Vectors, implementation: str, columns: bool = False) -> Any:
+    """Digits of x, whose rows are the vectors, or its columns: int8 [4, *x.shape], or what the Triton kernels want."""
     if implementation == "triton":
         from rlk_torch.lm_head_grad_triton import row_planes_triton
 
-        return row_planes_triton(x, *vectors)
-    return _planes(x, lambda at: (vectors[0][at, None], vectors[1][at, None]))
+        return row_planes_triton(x.T if columns else x, *vectors)
+    return planes_at(x, lambda at: vectors if columns else (vectors[0][at, None], vectors[1][at, None]), DIGITS)
 
 
-def _column_planes(x: Tensor, vectors: Vectors, implementation: str) -> Any:
-    """Digits of x [L, C] whose columns are the vectors: int8 [4, L, C], or what the Triton kernels want."""
-    if implementation == "triton":
-        return _row_planes(x.T, vectors, implementation)
-    return _planes(x, lambda at: vectors)
-
-
-def _planes(x: Tensor, vectors: Callable[[slice], Vectors]) -> Tensor:
-    """Digits of x, made in blocks of rows; `vectors` gives what broadcasts against some of them."""
-    planes = torch.empty((DIGITS, *x.shape), dtype=torch.int8, device=x.device)
-    step = max(1, _BLOCK // x.shape[1])
-    for start in range(0, x.shape[0], step):
-        at = slice(start, start + step)
-        write_digits(integers(x[at], *vectors(at), DIGITS), planes[:, at])
-    return planes
-
-
-def _values(weight: Tensor | Aligned, part: slice) -> Tensor:
+def _values(weight: Tensor | Aligned | QuantizedTable, part: slice) -> Tensor:
     """Some rows of the weight; those of an `Aligned` exactly, in float32, a non-finite row as NaN."""
     if isinstance(weight, Tensor):
         return weight[part]
-    planes = weight.planes[:, part, : weight.length]
-    q = planes[-1].int()
-    for plane in reversed(planes[:-1]):
-        q = (q << 7) + plane
-    shift = weight.exponent[part] - (7 * weight.digits - 1)
-    half = shift >> 1  # 2^shift can lie below the float32 range, its two halves do not
-    values = q.float() * power_of_two(half)[:, None] * power_of_two(shift - half)[:, None]
-    return values.masked_fill_(weight.nonfinite[part, None], float("nan"))
+    if isinstance(weight, QuantizedTable):
+        return dequantize(weight.values[part], weight.scale[part], torch.float32)
+    return exact_values(weight.rows(part.start, part.stop - part.start))
 
 
 @torch.library.custom_op("rlk_torch::lm_head_grad_hidden", mutates_args=())

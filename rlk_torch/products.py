@@ -4,7 +4,9 @@ Sections 2 and 3 of docs/contract.md: integer matrix products, so that no order 
 The twin is rlk_jax/products.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,14 +19,30 @@ _TINY = 2.0**-126
 LONGEST_INT32 = 2**18  # int32 groups hold while digits * L is at most this
 _REDUCTION = LONGEST_INT32 // 4  # longer reductions go in chunks
 _EXACT_IN_FLOAT64 = 4096  # 27 + 14 + 12 bits
+LONGEST_WHOLE = 2**22  # up to it, D of 3 digits fits one int64
 _WORD = 14  # with two words, D = high * 2^14 + low
+
+
+class Shards(Protocol):
+    """Who holds the other parts of a reduction. What they agree on is integers, so that no order of theirs exists."""
+
+    def largest(self, top: Tensor) -> Tensor:
+        """The largest of all parts' magnitude bits, int32 of one shape."""
+
+    def total(self, words: Tensor) -> Tensor:
+        """The sums of all parts' integers, int64 of one shape."""
 
 
 def default_implementation(device: torch.device, digits: int = 3, length: int = 1) -> str:
     """On the CPU int8 where the processor multiplies bytes in hardware; on CUDA Triton; else float64."""
-    if device.type == "cpu":
-        return "int8" if _int8_products_pay() else "float64"
-    return "triton" if has_triton(device) and digits * length <= LONGEST_INT32 else "float64"
+    if has_triton(device) and digits * length <= LONGEST_INT32:
+        return "triton"
+    return without_triton(device)
+
+
+def without_triton(device: torch.device) -> str:
+    """The device's own without Triton, for words that are added up before their rounding."""
+    return "int8" if device.type == "cpu" and _int8_products_pay() else "float64"
 
 
 def _int8_products_pay() -> bool:
@@ -57,6 +75,25 @@ def column_words(rows: Tensor, columns: Tensor, length: int, implementation: str
         low += (q @ _float64(columns[:2, at])).long()
         high += (q @ _float64(columns[2:, at])).long()
     return (None, (high << _WORD) + low) if _bits(n, length) <= 62 else (high, low)
+
+
+def summed(
+    parts: Iterable[tuple[Tensor | None, Tensor]], digits: int, shards: Shards | None
+) -> tuple[Tensor | None, Tensor]:
+    """Words of parts of a reduction, and of those that others hold, as words of the whole, not carried.
+
+    The whole may be as long as LONGEST_WHOLE.
+    """
+    words = reduce(torch.add, (_words_of_part(high, low.long(), digits) for high, low in parts))
+    words = words if shards is None else shards.total(words)
+    return (words[0], words[1]) if len(words) == 2 else (None, words[0])
+
+
+def _words_of_part(high: Tensor | None, low: Tensor, digits: int) -> Tensor:
+    """In a form that does not depend on the part's length: int64 [2, ...] for 4 digits, else [1, ...]."""
+    if high is None:
+        return torch.stack((low >> _WORD, low & (2**_WORD - 1))) if digits == 4 else low[None]
+    return torch.stack((high, low)) if digits == 4 else ((high << _WORD) + low)[None]
 
 
 def carried(high: Tensor | None, low: Tensor) -> tuple[Tensor | None, Tensor]:

@@ -114,14 +114,15 @@ def few_rows_triton(
     while width % config["DEPTH"]:
         config["DEPTH"] //= 2
     grid = (triton.cdiv(rows, block), triton.cdiv(vocab, config["COLUMNS"]))
-    few_rows_kernel[grid](
-        hidden.planes, weight.planes, hidden.exponent, hidden.nonfinite.view(torch.int8),
-        weight.exponent, weight.nonfinite.view(torch.int8), out if bias is None else bits_of(bias), bits_of(out),
-        rows, vocab, width, hidden.planes.stride(0), weight.planes.stride(0), out.stride(0),
-        DIGITS=hidden.digits, TWO_WORDS=two_words(hidden.digits, hidden.length),
-        BIAS="" if bias is None else str(bias.dtype).removeprefix("torch."),
-        DTYPE=str(out.dtype).removeprefix("torch."), ROWS=block, **config,
-    )  # fmt: skip
+    with torch.cuda.device(out.device):
+        few_rows_kernel[grid](
+            hidden.planes, weight.planes, hidden.exponent, hidden.nonfinite.view(torch.int8),
+            weight.exponent, weight.nonfinite.view(torch.int8), out if bias is None else bits_of(bias), bits_of(out),
+            rows, vocab, width, hidden.planes.stride(0), weight.planes.stride(0), out.stride(0),
+            DIGITS=hidden.digits, TWO_WORDS=two_words(hidden.digits, hidden.length),
+            BIAS="" if bias is None else str(bias.dtype).removeprefix("torch."),
+            DTYPE=str(out.dtype).removeprefix("torch."), ROWS=block, **config,
+        )  # fmt: skip
 
 
 def _config(digits: int, rows: int) -> dict[str, int]:

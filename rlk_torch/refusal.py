@@ -15,16 +15,26 @@ def without_gradient(operator: Any, sentence: str) -> Callable[..., Any]:
     Reverse mode alone could be left to the operator. But torch takes forward mode through an operator that does not
     know it as a zero tangent, and gives `torch.func.grad` through it an error of its own.
     """
+    in_eager_code = eager_without_gradient(operator, sentence)
+    # For the compiler, which takes no Function with a forward mode.
+    operator.register_autograd(_refusing(sentence))
 
-    def refuse(ctx: Any, *grads: Any) -> Any:
-        raise NotImplementedError(sentence)
+    def call(*args: Any) -> Any:
+        return operator(*args) if torch.compiler.is_compiling() else in_eager_code(*args)
+
+    return call
+
+
+def eager_without_gradient(function: Callable[..., Any], sentence: str) -> Callable[..., Any]:
+    """The same of any function of eager code that gives tensors."""
+    refuse = _refusing(sentence)
 
     class Refused(torch.autograd.Function):
         generate_vmap_rule = True
 
         @staticmethod
         def forward(*args: Any) -> Any:
-            return operator(*args)
+            return function(*args)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -33,9 +43,11 @@ def without_gradient(operator: Any, sentence: str) -> Callable[..., Any]:
         backward = staticmethod(refuse)
         jvp = staticmethod(refuse)
 
-    operator.register_autograd(refuse)  # for the compiler, which takes no Function with a forward mode
+    return Refused.apply
 
-    def call(*args: Any) -> Any:
-        return operator(*args) if torch.compiler.is_compiling() else Refused.apply(*args)
 
-    return call
+def _refusing(sentence: str) -> Callable[..., Any]:
+    def refuse(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(sentence)
+
+    return refuse

@@ -35,6 +35,19 @@ def scaled(bits, exponent):
 
 
 @triton.jit
+def times(bits, significand, power):
+    """Float32 bits times significand * 2^power, 1 <= |significand| < 2: `times` in floats.py."""
+    size = bits & 0x7FFFFFFF
+    subnormal = size < 0x800000
+    normal = tl.where(subnormal, size.to(tl.float32).to(tl.int32, bitcast=True), size)
+    product = ((normal & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True) * significand
+    product = product.to(tl.int32, bitcast=True) ^ (bits & -2147483648)
+    out = scaled(product, (normal >> 23) - tl.where(subnormal, 149, 0) - 127 + power)
+    nonfinite = (bits.to(tl.float32, bitcast=True) * significand).to(tl.int32, bitcast=True)
+    return tl.where(size >= 0x7F800000, nonfinite, tl.where(size == 0, 0, out))
+
+
+@triton.jit
 def flushed(bits):
     return tl.where((bits & 0x7FFFFFFF) < 0x800000, 0, bits)
 

@@ -3,11 +3,17 @@
 import os
 from collections.abc import Iterator
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 
 import hypothesis
 import pytest
+from pages import browser, opened, reports, seen  # noqa: F401 (fixtures)
 from real_model import MiniLM, installed_model
+
+pytest_plugins = ["pytester"]
+if not any(entry.value == "crosscheck.pytest_plugin" for found in distributions() for entry in found.entry_points):
+    # The checkout is on the path and not installed, so pytest has not found its plugin.
+    pytest_plugins.append("crosscheck.pytest_plugin")
 
 # Two workers share two cores, so no test has a deadline; in CI the examples are the same in every run.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=bool(os.environ.get("CI")))

@@ -1,9 +1,11 @@
 """Backends with one planted fault each, which the judge must find, and name for what it is."""
 
+import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,42 @@ class SpoilsRepeat(SpoilsTransform):
         return plain and all(np.array_equal(to_bits(x), to_bits(self.first[name])) for name, x in inputs.items())
 
 
+class NeedsTwoRows(Planted):
+    """Right for one row, and wrong in the first row of more."""
+
+    def spoil(self, result, inputs):
+        if len(result) > 1:
+            result[0] = flipped(result[0])
+        return result
+
+
+# Wrong for small inputs in another way than for large ones -------------------------------------------------
+class BelowRows(NumpyAdapter):
+    """Another adapter, whose results of fewer rows are spoiled."""
+
+    def __init__(self, rows: int, spoiled: Callable[[Any], Any], adapter: NumpyAdapter) -> None:
+        self.rows, self.spoiled, self.adapter = rows, spoiled, adapter
+
+    def run(self, op, inputs, digits, mode):
+        result = self.adapter.run(op, inputs, digits, mode)
+        return self.spoiled(result) if len(result) < self.rows else result
+
+
+class CrashesWhenSmall(Planted):
+    def spoil(self, result, inputs):
+        if len(result) < 3 and len(inputs["weight"]) < 9:
+            print("too small", file=sys.stderr)
+            sys.exit(5)
+        return flipped(result)
+
+
+class HangsWhenSmall(Planted):
+    def spoil(self, result, inputs):
+        if len(result) < 3 and len(inputs["weight"]) < 9:
+            time.sleep(3600)
+        return flipped(result)
+
+
 # Wrong gradients, and right results ------------------------------------------------------------------------
 class SpoilsGradients(Planted):
     def gradients(self, op, inputs, grad, digits, mode):
@@ -233,6 +271,22 @@ class Dawdles(Planted):
         return result
 
 
+class Notes(Planted):
+    """Writes down each call: its process, begin and end."""
+
+    def spoil(self, result, inputs):
+        begin, path = time.monotonic(), Path(os.environ["PLANTED_FILE"])
+        mine = path.with_name(f"here-{os.getpid()}")
+        while "PLANTED_MEETING" in os.environ and not mine.exists():
+            path.with_name(f"came-{os.getpid()}").touch()
+            if len(list(path.parent.glob("came-*"))) >= int(os.environ["PLANTED_MEETING"]):
+                mine.touch()
+            time.sleep(0.01)
+        with path.open("a") as file:
+            file.write(f"{json.dumps([os.getpid(), begin, time.monotonic()])}\n")
+        return result
+
+
 class Prints(Planted):
     def spoil(self, result, inputs):
         print("noise on stdout")
@@ -258,6 +312,7 @@ FAULTS = (
     FlipsBits, NegativeZero, OtherNan, OtherDtype, OtherShape, ModifiesInputs, SpoilsPopulation, SpoilsPosition,
     SpoilsNeighbours, SpoilsPadding, SpoilsChunking, SpoilsLayout, SpoilsRepeat, Raises, RaisesOnPadding, Exits,
     IsKilled, FlipsOneGradientBit, GradientsOfTheBatch, RaisesOnGradients, RaisesOnGradientLayouts, OmitsAGradient,
-    OtherGradientDtype, ModifiesTheUpstreamGradient, CrashesOnce, Hangs, Dawdles, Prints, Unavailable, FailsToStart,
+    OtherGradientDtype, ModifiesTheUpstreamGradient, NeedsTwoRows, CrashesWhenSmall, HangsWhenSmall, CrashesOnce, Hangs, Dawdles, Notes, Prints, Unavailable,
+    FailsToStart,
 )  # fmt: skip
 REGISTRY = {fault.__name__: backend(fault) for fault in (Planted, *FAULTS)}

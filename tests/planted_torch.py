@@ -13,6 +13,16 @@ def linear(hidden, weight, bias=None):
     return torch.nn.functional.linear(hidden, weight, bias)
 
 
+def tf32(hidden, weight):
+    """Fast matrix products of float32 on a GPU: their factors are rounded to 10 bits."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        return hidden @ weight.mT
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def mv_on_a_shifted_view(hidden, weight):
     """The weight lies in a larger buffer, as shards and packed weights do, and not at its start."""
     buffer = weight.new_zeros(weight.numel() + 1)
@@ -34,6 +44,11 @@ def scaled_by_the_batch(hidden, weight):
     return rlk_torch.lm_head(rounded.to(hidden.dtype), weight)
 
 
+def neighbour_times_zero(hidden, weight):
+    """A row that is masked by a product with 0, and not left out: what is no number comes through."""
+    return rlk_torch.lm_head(hidden + 0 * hidden.roll(1, 0), weight)
+
+
 def another_kernel_from_five_rows_on(hidden, weight):
     """Libraries choose by the number of rows: here with less precision where there are many."""
     return rlk_torch.lm_head(hidden, weight, digits=3 if len(hidden) < 5 else 2)
@@ -42,6 +57,21 @@ def another_kernel_from_five_rows_on(hidden, weight):
 # The contract's bits, spoiled ------------------------------------------------------------------------------
 def _right(hidden, weight):
     return rlk_torch.lm_head(hidden, weight).detach()
+
+
+def strides_ignored(hidden, weight):
+    """As a kernel that is handed an address, and takes the rows to lie one after the other."""
+    return rlk_torch.lm_head(hidden, torch.as_strided(weight, weight.shape, (weight.shape[1], 1)))
+
+
+calls = 0
+
+
+def other_bits_every_second_time(hidden, weight):
+    global calls
+    calls += 1
+    result = _right(hidden, weight)
+    return result if calls % 2 else (result.view(torch.int16) ^ 1).view(result.dtype)
 
 
 def in_place(hidden, weight):
@@ -80,6 +110,12 @@ def not_compiled(hidden, weight, bias=None, *, digits=None):
 # No answer -------------------------------------------------------------------------------------------------
 def raises(hidden, weight):
     raise ValueError("planted")
+
+
+def refuses_nan(hidden, weight):
+    if hidden.isnan().any():
+        raise FloatingPointError("planted")
+    return rlk_torch.lm_head(hidden, weight)
 
 
 def hangs(hidden, weight):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from crosscheck import contract
 from crosscheck.accuracy import Accuracy, measure, ulp
 from crosscheck.cases import Case, Inputs
+from crosscheck.histogram import ERRORS
 
 FLOATS = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 EYE = {"hidden": np.eye(4, dtype=np.float32), "weight": np.arange(1, 21, dtype=np.float32).reshape(5, 4)}
@@ -55,6 +56,15 @@ def test_a_planted_error_is_measured():
     assert accuracy.max_ulp == 3
     assert accuracy.mean_ulp == pytest.approx(3 / 20)
     assert accuracy.max_relative == pytest.approx(errors[2, 3] / EXACT[2].max())
+
+
+def test_every_sampled_error_is_in_the_histogram():
+    errors = np.zeros((4, 5))
+    errors[2, 3] = 3 * ulp(float(EXACT[2, 3]), "float32")
+    counts = dict(zip(ERRORS, planted(errors).histogram["ulp"], strict=True))
+    assert {bound: count for bound, count in counts.items() if count} == {0.0: 19, 4.0: 1}
+    errors[0, 0] = np.nan
+    assert planted(errors).histogram["ulp"][-1] == planted(errors).histogram["scaled"][-1] == 1
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])

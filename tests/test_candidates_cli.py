@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from crosscheck import controls
 from crosscheck.candidates import CandidateError, candidate_backends, tolerances
 from crosscheck.cli import main
+from crosscheck.registry import FEW
 
 CASE = "lm_head-bf16-N3-K100-V33-d3-bias"
 
@@ -167,7 +168,8 @@ def test_a_candidate_runs_as_the_backend_of_its_framework_and_device():
 def test_each_case_has_its_gradients_taken_in_one_mode_of_a_candidate():
     (backend,) = candidate_backends(["mine=jax:m:f"], "cpu")
     for seed in range(0, 2**32, 2**27):
-        assert sum(backend.takes_gradients(mode, seed) for mode in backend.modes) == 1
+        assert sum(backend.takes_gradients(mode, seed, FEW + 1) for mode in backend.modes) == 1
+        assert all(backend.takes_gradients(mode, seed, FEW) for mode in backend.modes)
 
 
 def test_tolerances_are_by_the_dtype_of_the_result():

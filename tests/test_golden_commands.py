@@ -6,17 +6,18 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from golden_files import CASE, changed_manifest, crosscheck
+from golden_files import CASE, answered, changed_manifest, crosscheck
 from processes import TESTS, run_alone
 from safetensors.numpy import save_file
 
 from crosscheck import real_input
 from crosscheck.cases import default_suite
-from crosscheck.golden_write import contract_answers
+from crosscheck.golden_write import contract_answers, write_golden
 from crosscheck.goldens import MANIFEST, open_golden
 
 PAGE = (TESTS.parent / "docs" / "goldens.md").read_text()
@@ -153,11 +154,11 @@ def test_no_framework_is_needed_to_judge(tmp_path, command):
 
 @pytest.mark.parametrize("core", ["Haswell", "SkylakeX"])
 def test_the_verdict_is_the_same_under_another_blas(tmp_path, core):
-    golden = written(tmp_path / "g", "--filter", "*-N3-*")
+    golden = written(tmp_path / "g", "--filter", "*-N3-*", "--gradients")
     here = crosscheck("golden", "verify", golden).stdout.splitlines()[-1]
     assert alone("golden", "verify", golden, OPENBLAS_CORETYPE=core).splitlines()[-1] == here
     other = tmp_path / core
-    alone("golden", "write", other, "--filter", "*-N3-*", OPENBLAS_CORETYPE=core)
+    alone("golden", "write", other, "--filter", "*-N3-*", "--gradients", OPENBLAS_CORETYPE=core)
     said = crosscheck("compare", golden, other).stdout
     assert said.splitlines()[-1].startswith("EQUAL")
     assert f"OPENBLAS_CORETYPE={core}" in said
@@ -168,9 +169,9 @@ def test_the_verdict_is_the_same_under_another_blas(tmp_path, core):
     [("torch-cpu", "MKL_CBWR", "COMPATIBLE"), ("jax-cpu", "XLA_FLAGS", "--xla_cpu_max_isa=AVX")],
 )
 def test_the_verdict_is_the_same_under_other_instruction_sets(tmp_path, monkeypatch, backend, variable, value):
-    golden, recording = written(tmp_path / "g"), tmp_path / "r"
+    golden, recording = written(tmp_path / "g", "--filter", CASE, "--gradients"), tmp_path / "r"
     monkeypatch.setenv(variable, value)  # read by the backend's process
-    assert recorded(recording, backend).exit_code == 0
+    assert recorded(recording, backend, "--gradients").exit_code == 0
     said = crosscheck("compare", recording, golden).stdout
     assert said.splitlines()[-1].startswith("EQUAL")
     made = json.loads((recording / MANIFEST).read_text())["made_by"]
@@ -182,20 +183,25 @@ def test_the_verdict_is_the_same_under_other_instruction_sets(tmp_path, monkeypa
 
 
 # The page ----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("place", range(4), ids=["numpy", "torch", "jax", "crosscheck"])
+@pytest.mark.parametrize("place", range(5), ids=["numpy", "torch", "jax", "gradients", "crosscheck"])
 def test_the_page_reads_a_golden(tmp_path, monkeypatch, place):
     examples = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    assert len(examples) == 4
+    assert len(examples) == 5
     assert "assert" in examples[place]
-    written(tmp_path / "golden", "--filter", "lm_head-bf16-N3-K1[02]*")
+    gradients = ["--gradients"] if "inputs.grad" in examples[place] else []
+    written(tmp_path / "golden", "--filter", "lm_head-bf16-N3-K1[02]*", *gradients)
     monkeypatch.chdir(tmp_path)
     exec(compile(examples[place], "docs/goldens.md", "exec"), {"__name__": "example"})
 
 
 def test_the_page_names_every_field(tmp_path):
-    manifest = json.loads((written(tmp_path / "g", "--filter", CASE, "--whole-up-to", "0") / MANIFEST).read_text())
-    (case, *_) = manifest["cases"].values()
-    fields = {*manifest, *manifest["made_by"], *case, *case["arrays"]["outputs.result"]}
+    folder = written(tmp_path / "g", "--filter", CASE, "--whole-up-to", "0", "--gradients")
+    candidates = [replace(answered(np.float32([1])), untold="reason")]
+    write_golden(tmp_path / "m", candidates, {"candidate": "as typed"}, not_offered={"id": "reason"})
+    fields = set()
+    for manifest in (json.loads((golden / MANIFEST).read_text()) for golden in (folder, tmp_path / "m")):
+        (case, *_) = manifest["cases"].values()
+        fields |= {*manifest, *manifest["made_by"], *case, *case["arrays"]["outputs.result"]}
     assert fields == set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", PAGE, re.MULTILINE)))) - {
         "EQUAL", "DIFFERENT", "UNUSABLE",
     }  # fmt: skip

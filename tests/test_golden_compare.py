@@ -1,5 +1,7 @@
 """Two goldens are equal where dtype, shape and every bit of every output are, and a difference is named."""
 
+from pathlib import Path
+
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from golden_files import MAKER, answered, changed_manifest, crosscheck, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run_alone
 
 from crosscheck import assert_bits_equal, compare, digest, golden_arrays
 from crosscheck.golden_arrays import Blocks, Whole, difference
@@ -140,6 +143,25 @@ def test_large_outputs_cost_kilobytes(tmp_path):
     write(tmp_path / "g", np.zeros((2048, 20_000), np.uint16))
     assert sum(file.stat().st_size for file in (tmp_path / "g").iterdir()) < 200_000
     assert isinstance(open_golden(tmp_path / "g").load("planted", "outputs.result"), Blocks)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="not run: no /proc, which has the peak of a process")
+def test_comparing_takes_less_memory_than_one_of_the_arrays(tmp_path):
+    """The peak of a process that compares 128 MiB on each side, beyond that of one that compares next to nothing."""
+    peaks = {}
+    for size in (1, 2048):
+        array = np.zeros((size, 32768), np.uint16)
+        write(tmp_path / f"a{size}", array, whole_up_to=2**40)
+        array[:, 7] ^= 1
+        write(tmp_path / f"b{size}", array, whole_up_to=2**40)
+        program = "\n".join([
+            "from pathlib import Path; from golden_files import crosscheck",
+            f"result = crosscheck('compare', {str(tmp_path / f'a{size}')!r}, {str(tmp_path / f'b{size}')!r})",
+            f"assert '{size} of {size * 32768} elements' in result.stdout",
+            "print(next(x for x in Path('/proc/self/status').read_text().splitlines() if x.startswith('VmHWM')))",
+        ])  # fmt: skip
+        peaks[size] = int(run_alone(program).split()[1])
+    assert peaks[2048] - peaks[1] < 128 * 1024, peaks
 
 
 def test_a_whole_array_and_its_blocks_are_equal(tmp_path):

@@ -166,6 +166,12 @@ def test_a_manifest_that_says_nonsense_is_refused(golden, change):
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("field", ["op", "digits", "file", "implementation", "case", "arrays"])
+def test_a_case_without_a_field_is_refused(golden, field):
+    changed_manifest(golden, lambda manifest: manifest["cases"][CASE].pop(field))
+    refused(golden, f"is damaged: case {CASE}: {field} is missing, or of another type than it should be")
+
+
 def test_a_manifest_of_any_depth_is_refused(golden):
     (golden / MANIFEST).write_text("[" * 100_000)
     refused(golden, "is no JSON")

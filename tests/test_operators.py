@@ -12,8 +12,14 @@ from crosscheck.bits import assert_bits_equal
 from rlk_torch.alignment import _align
 from rlk_torch.embedding import _embedding
 from rlk_torch.embedding_grad import _table_gradient
+from rlk_torch.host_rows import _host_rows
 from rlk_torch.lm_head import _lm_head, _lm_head_aligned
 from rlk_torch.lm_head_grad import _aligned_hidden_gradient, _bias_gradient, _hidden_gradient, _weight_gradient
+from rlk_torch.quantized import dequantize
+from rlk_torch.quantized_alignment import aligned_parts
+from rlk_torch.quantized_head import _hidden_gradient as _quantized_hidden_gradient
+from rlk_torch.quantized_head import _lm_head_quantized
+from rlk_torch.quantized_rows import _rows
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -28,6 +34,8 @@ WEIGHT = normal(5, 7, seed=1)
 ALIGNED = rlk_torch.align(WEIGHT, 3)
 PARTS = (ALIGNED.planes, ALIGNED.exponent, ALIGNED.nonfinite, ALIGNED.origin)
 TABLE = normal(4, 3).bfloat16()
+IDS = torch.tensor([[1, 0], [3, 1]])
+QUANTIZED = (torch.arange(12, dtype=torch.int8).view(4, 3), normal(4))
 CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "align": (_align, (normal(4, 7), 3)),
     "align a transposed matrix": (_align, (normal(7, 4).T, 2)),
@@ -57,6 +65,21 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (normal(2, 2, 3), torch.tensor([[1, 0], [3, 1]]), 4, torch.bfloat16, 0, ""),
     ),
     "embedding of no ids": (_embedding, (torch.zeros(2, 0, dtype=torch.int32), TABLE, True, True, "", 0)),
+    "embedding, scaled": (_embedding, (IDS, TABLE, True, False, "", -1, 0.5)),
+    "embedding, scaled, with a gradient": (_embedding, (IDS, wanted(4, 3), True, False, "", 0, 0.5)),
+    "gradient of a table, scaled": (_table_gradient, (normal(2, 2, 3), IDS, 4, torch.bfloat16, 0, "", 0.5)),
+    "embedding in host memory": (_host_rows, (IDS, TABLE, True, True, None)),
+    "embedding of a quantized table": (_rows, (IDS, *QUANTIZED, True, torch.bfloat16, 0.5)),
+    "dequantize": (dequantize, (*QUANTIZED, torch.float16)),
+    "align a quantized table": (aligned_parts, (*QUANTIZED, 3)),
+    "lm_head of a quantized table": (
+        _lm_head_quantized,
+        (wanted(2, 3), *QUANTIZED, wanted(4), 3, torch.bfloat16, ""),
+    ),
+    "gradient of hidden of a quantized table": (
+        _quantized_hidden_gradient,
+        (normal(2, 3, 4), *QUANTIZED, torch.float32, ""),
+    ),
 }
 
 

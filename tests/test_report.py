@@ -239,4 +239,5 @@ def test_json_has_no_number_that_json_has_not():
     report = as_json(Run({}, [verdict]), [], "crosscheck run", [])
     assert report["verdicts"][0]["accuracy"] == {
         "max_ulp": "inf", "mean_ulp": "nan", "max_relative": 0.5, "samples": 3, "max_scaled_ulp": 0.0,
+        "histogram": {},
     }  # fmt: skip

@@ -1,9 +1,13 @@
 """Each backend in a process of its own: whatever happens there becomes a verdict, and the run goes on."""
 
+import json
 import os
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +15,10 @@ import planted
 import pytest
 
 from crosscheck.cases import Case, default_suite
+from crosscheck.lanes import Hand, Lane
 from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut
-from crosscheck.registry import BACKENDS, Backend
-from crosscheck.runner import LIVES, BackendMissing, describe, fair_threads, run
+from crosscheck.registry import BACKENDS, FEW, Backend
+from crosscheck.runner import LIVES, BackendMissing, Run, _processes, describe, fair_threads, run
 from crosscheck.verdict import Verdict
 
 SMALL = [Case("lm_head", "bf16", (3,), 16, 9, digits) for digits in (2, 3, 4)]
@@ -110,7 +115,7 @@ def test_a_contract_that_raises_is_a_verdict_of_that_case(monkeypatch):
     def broken(case):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("crosscheck.runner.expected_answer", broken)
+    monkeypatch.setattr("crosscheck.answers.expected_answer", broken)
     (verdict,) = run_one(planted.Planted)
     assert (verdict.status, verdict.message) == ("raised", "the contract itself raised ZeroDivisionError: planted")
 
@@ -125,8 +130,16 @@ def test_progress_hears_of_every_verdict():
 
 def test_an_interrupt_ends_the_processes_and_keeps_the_verdicts_so_far(monkeypatch):
     received: list[Any] = []
+    started: list[Hand] = []
+    greet = Hand.greet
 
-    def receive(crew):
+    def remembered(hand):
+        started.append(hand)
+        return greet(hand)
+
+    monkeypatch.setattr(Hand, "greet", remembered)
+
+    def receive(crew, timeout=None):
         if len(received) == 2:  # the greeting and the first verdict
             raise KeyboardInterrupt
         received.append(crew.events.get())
@@ -136,8 +149,73 @@ def test_an_interrupt_ends_the_processes_and_keeps_the_verdicts_so_far(monkeypat
     found = run(SMALL, [planted.backend(planted.Planted)], timeout=60)
     assert not found.complete
     assert [verdict.case for verdict in found.verdicts] == [SMALL[0].id]
-    lane, _ = received[0]
-    assert lane.process is None
+    assert [hand.process for hand in started] == [None]
+
+
+# Several processes of a lane, and one process for all ------------------------------------------------------
+def told(found: Run) -> list[dict[str, Any]]:
+    """What a run says, less the time that it took."""
+    return [{**verdict.to_json(), "seconds": 0} for verdict in found.verdicts]
+
+
+def test_no_verdict_depends_on_the_number_of_processes():
+    backends = [planted.backend(planted.Planted, "eager", "other"), planted.backend(planted.FlipsBits)]
+    usual, one, many = (run(SMALL, backends, timeout=60, jobs=jobs) for jobs in (None, 1, 7))
+    assert told(one) == told(usual) == told(many)
+    assert one.environments == usual.environments == many.environments
+    assert [(v.case, v.backend, v.mode) for v in one.verdicts[:3]] == [
+        (SMALL[0].id, "Planted", "eager"), (SMALL[0].id, "Planted", "other"), (SMALL[0].id, "FlipsBits", "eager"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_backend_that_always_dies_is_left_alone_after_the_same_case(jobs):
+    cases = [Case("lm_head", "bf16", (3,), 16, vocab, 2) for vocab in range(1, LIVES + 4)]
+    verdicts = run(cases, [planted.backend(planted.IsKilled)], timeout=60, jobs=jobs).verdicts
+    assert [verdict.status for verdict in verdicts] == ["crashed"] * LIVES + ["not run"] * 3
+
+
+def calls_of(path: Path) -> list[tuple[int, float, float]]:
+    """The process, begin and end of each call that planted.Notes made, in the order of their begins."""
+    return sorted((tuple(json.loads(line)) for line in path.read_text().splitlines()), key=lambda call: call[1])
+
+
+def test_one_job_is_one_process_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLANTED_FILE", str(tmp_path / "calls"))
+    backends = [planted.backend(planted.Notes, "eager", "other"), replace(planted.backend(planted.Notes), name="more")]
+    found = run(SMALL[:2], backends, timeout=60, jobs=1)
+    assert len(found.verdicts) == 6 and not any(verdict.failed for verdict in found.verdicts)
+    calls = calls_of(tmp_path / "calls")
+    assert len({pid for pid, _, _ in calls}) == 3
+    assert all(end <= begin for (_, _, end), (_, begin, _) in pairwise(calls))
+
+
+def test_more_jobs_than_lanes_share_out_the_cases_of_a_lane(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLANTED_FILE", str(tmp_path / "calls"))
+    monkeypatch.setenv("PLANTED_MEETING", "3")  # each process waits in its first call until there are so many
+    found = run(SMALL, [planted.backend(planted.Notes)], timeout=60, jobs=3)
+    assert [verdict.case for verdict in found.verdicts] == [case.id for case in SMALL]
+    assert len({pid for pid, _, _ in calls_of(tmp_path / "calls")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("jobs", "gpu_jobs", "counts"),
+    [(1, 1, [1, 1, 1, 1]), (4, 1, [1, 1, 1, 1]), (6, 1, [1, 2, 2, 1]), (9, 2, [2, 3, 2, 2]), (99, 1, [5, 5, 5, 1])],
+)
+def test_processes_go_to_lanes_that_compile_first_and_to_a_gpu_as_asked(jobs, gpu_jobs, counts):
+    modes = ("eager", "compile")
+    places = [("cpu", modes[0]), ("cpu", modes[1]), ("cpu", modes[1]), ("cuda", modes[0])]
+    lanes = [Lane(Backend("b", "m:A", device, modes, modes[1:]), mode, 1, cases=5) for device, mode in places]
+    assert _processes(lanes, jobs, gpu_jobs) == counts
+
+
+def test_what_was_made_is_saved_while_the_run_goes_on(monkeypatch):
+    monkeypatch.setattr("crosscheck.runner.PAUSE", 0.0)
+    saved: list[Run] = []
+    found = run(SMALL, [planted.backend(planted.Planted)], timeout=60, save=saved.append)
+    assert [len(part.verdicts) for part in saved] == [1, 2, 3]
+    assert {part.outcome for part in saved} == {"interrupted"} and found.outcome == "equal"
+    assert saved[-1].verdicts == found.verdicts
 
 
 # The process -----------------------------------------------------------------------------------------------
@@ -201,8 +279,13 @@ def test_a_backend_of_this_project_passes_every_check(name):
     assert len(found.verdicts) == len(cases) * len(BACKENDS[name].modes)
     for verdict in found.verdicts:
         assert not verdict.failed, (verdict.message, verdict.to_json()["checks"])
-        states = {name: check.state for name, check in verdict.checks.items()}
-        assert states.pop("grad") == "pass" or len(BACKENDS[name].compiling) > 1
-        assert set(states.values()) == {"pass"}
-    grads = {verdict.checks["grad"].state for verdict in found.verdicts}
-    assert grads <= {"pass", "not applicable"} and "pass" in grads
+        assert {check.state for check in verdict.checks.values()} == {"pass"}
+
+
+def test_every_mode_takes_all_gradients_where_there_are_few_cases():
+    cases = [Case("lm_head", "bf16", (1,), 2, vocab, 2) for vocab in range(1, FEW + 2)]
+    backend = planted.backend(planted.Planted, "eager", "other")
+    compiled = replace(backend, compiling=backend.modes)
+    few, more = (run(some, [compiled], timeout=60).verdicts for some in (cases[:FEW], cases))
+    assert {verdict.checks["grad"].state for verdict in few} == {"pass"}
+    assert {verdict.checks["grad"].state for verdict in more} == {"pass", "not applicable"}

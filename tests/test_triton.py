@@ -15,11 +15,14 @@ from rlk_torch.embedding_grad_triton import table_gradient_kernel  # noqa: E402
 from rlk_torch.embedding_triton import gather_kernel  # noqa: E402
 from rlk_torch.four_digits_triton import combine_kernel, products_kernel  # noqa: E402
 from rlk_torch.lm_head_grad_triton import part_kernel  # noqa: E402
+from rlk_torch.logprob_triton import gradients_kernel, sums_kernel  # noqa: E402
 from rlk_torch.products_triton import _config, few_rows_kernel  # noqa: E402
+from rlk_torch.quantized_triton import quantized_rows_kernel  # noqa: E402
 
 BITS = {"bfloat16": "*i16", "float16": "*i16", "float32": "*i32"}
 WIDE = (
     "row_stride",
+    "scale_stride",
     "column_stride",
     "plane_stride",
     "hidden_plane",
@@ -44,8 +47,18 @@ def ptx(kernel: Any, constants: dict[str, Any], types: dict[str, str], **options
 
 @pytest.mark.parametrize("widen", ["", "bfloat16", "float16"])
 def test_the_gather_compiles(widen):
-    constants = {"WIDEN": widen, "ROWS": 2, "COLUMNS": 1024}
-    assert "st.global" in ptx(gather_kernel, constants, {"table": "*i16", "out": "*i32" if widen else "*i16"})
+    constants = {"WIDEN": widen, "SCALED": False, "OUT": "float32", "ROWS": 2, "COLUMNS": 1024}
+    types = {"table": "*i16", "out": "*i32" if widen else "*i16", "significand": "fp32"}
+    assert "st.global" in ptx(gather_kernel, constants, types)
+
+
+@pytest.mark.parametrize("out", BITS)
+@pytest.mark.parametrize("dtype", BITS)
+def test_the_scaled_gather_rounds_its_product_once(dtype, out):
+    constants = {"WIDEN": dtype, "SCALED": True, "OUT": out, "ROWS": 2, "COLUMNS": 1024}
+    text = ptx(gather_kernel, constants, {"table": BITS[dtype], "out": BITS[out], "significand": "fp32"})
+    assert "mul.f32" in text or "mul.rn.f32" in text
+    assert "fma.rn" not in text and ".ftz" not in text
 
 
 @pytest.mark.parametrize("digits", [2, 3, 4])
@@ -108,3 +121,26 @@ def test_the_gradient_of_a_table_compiles(dtype, step, instruction):
 @pytest.mark.parametrize("digits", [2, 3, 4])
 def test_the_sums_of_digits_compile(digits):
     assert "st.global" in ptx(plane_sums_kernel, {"DIGITS": digits, "BLOCK": 4096}, {"out": "*i8"})
+
+
+@pytest.mark.parametrize("dtype", BITS)
+def test_the_sums_of_log_probabilities_compile(dtype):
+    types = {"logits": BITS[dtype], "top_out": "*i32", "total_out": "*i64"}
+    assert "st.global" in ptx(sums_kernel, {"DTYPE": dtype, "TILE": 2048}, types, num_warps=8)
+
+
+@pytest.mark.parametrize("dtype", BITS)
+def test_the_gradients_of_log_probabilities_compile(dtype):
+    types = {"logits": BITS[dtype], "out": BITS[dtype], "targets": "*i64", "totals": "*i64"}
+    types |= dict.fromkeys(("significands", "tops", "reciprocals"), "*fp32")
+    assert "st.global" in ptx(gradients_kernel, {"DTYPE": dtype, "TILE": 2048}, types, num_warps=8)
+
+
+@pytest.mark.parametrize("exponents", [True, False])
+@pytest.mark.parametrize("out", BITS)
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_gather_of_a_quantized_table_compiles(scaled, out, exponents):
+    constants = {"EXPONENTS": exponents, "SCALED": scaled, "OUT": out, "ROWS": 2, "COLUMNS": 1024}
+    types = {"values": "*i8", "scales": "*i8" if exponents else "*i32", "out": BITS[out], "significand": "fp32"}
+    text = ptx(quantized_rows_kernel, constants, types)
+    assert "st.global" in text and ".ftz" not in text

@@ -1,0 +1,127 @@
+"""Whether a function of the caller's own gives each row of a batch the same bits in any company, and where it does not.
+
+A function is compared with its own result, so one that is wrong everywhere is batch-invariant all the same.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from crosscheck.bits import Difference
+from crosscheck.invariance import COLUMNS, NotApplicable, Trial
+from crosscheck.judge_candidate import VOCAB
+from crosscheck.subjects import Subject
+
+__all__ = ["BatchVariant", "find_variance"]
+
+Array = NDArray[Any]
+
+
+class BatchVariant(AssertionError):
+    """Raised by `assert_batch_invariant`.
+
+    Arguments:
+        transform: what was done to the batch, one of `crosscheck.invariance`'s names.
+        column: the kind of transform, one of `crosscheck.invariance.COLUMNS`.
+        difference: of the rows in the transformed call (actual) from the same rows in the call itself (expected).
+        rows: the fewest first rows of the batch that show it, found by doubling and bisection.
+    """
+
+    def __init__(self, transform: str, column: str, difference: Difference, rows: int, context: str = "") -> None:
+        self.transform, self.column, self.difference, self.rows, self.context = (
+            transform, column, difference, rows, context,
+        )  # fmt: skip
+        super().__init__(f"{context}: {self._text()}" if context else self._text())
+
+    def _text(self) -> str:
+        what = {"layout": "depends on how its arguments are stored", "repeat": "is not repeatable"}.get(
+            self.column, "depends on the rest of the vocab" if self.transform in VOCAB else "depends on the batch"
+        )
+        few = "" if self.column == "repeat" else f", from {self.rows} row{'' if self.rows == 1 else 's'} on"
+        return (
+            f"the result {what}: {self.transform!r} ({self.column}) changes it{few}; in the transformed call (actual) "
+            f"and in the call itself (expected), {self.difference.describe()}"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.transform, self.column, self.difference, self.rows, self.context)
+
+
+# The search --------------------------------------------------------------------------------------------
+def find_variance(
+    subject: Subject, transforms: str | Iterable[str] | None, seed: int, context: str
+) -> BatchVariant | None:
+    """The first of the transforms that changes a bit, as the error to raise.
+
+    Raises:
+        ValueError: an unknown transform, or nothing to compare.
+    """
+    __tracebackhide__ = True
+    chosen = _chosen(subject, transforms, seed)
+    base, tried, reasons = subject.base(), 0, []
+    for attempt in subject.attempts(subject.inputs, seed):
+        if not chosen & {attempt.column, attempt.name}:
+            continue
+        if isinstance(attempt, NotApplicable):
+            reasons.append(f"{attempt.name}: {attempt.reason}")
+            continue
+        tried += 1
+        found = subject.difference(attempt, base)
+        if found is not None:
+            rows, found = _smallest(subject, attempt, found, seed)
+            return BatchVariant(attempt.name, attempt.column, found, rows, context)
+    if not tried:
+        raise ValueError(f"nothing compared: no transform applies to these inputs ({'; '.join(reasons)})")
+    return None
+
+
+def _chosen(subject: Subject, transforms: str | Iterable[str] | None, seed: int) -> set[str]:
+    names = set(COLUMNS if transforms is None else [transforms] if isinstance(transforms, str) else transforms)
+    if not names - set(COLUMNS):
+        return names
+    attempts = subject.attempts(subject.first(3), seed)  # with three rows all of them apply
+    known = list(dict.fromkeys(attempt.name for attempt in attempts if isinstance(attempt, Trial)))
+    unknown = sorted(names - {*COLUMNS, *known})
+    if unknown:
+        raise ValueError(
+            f"there is no transform {unknown[0]!r} of these inputs; expected a column, {', '.join(COLUMNS)}, or one of "
+            f"{', '.join(map(repr, known))}"
+        )
+    return names
+
+
+def _smallest(subject: Subject, trial: Trial[Array], found: Difference, seed: int) -> tuple[int, Difference]:
+    """The fewest first rows that show the difference, and the difference they show.
+
+    Sizes are doubled until one shows it, then bisected: of sizes that come and go, one is found.
+    """
+    shown = {subject.count: found}
+    if trial.column == "repeat" or subject.count == 0:
+        return subject.count, found
+
+    def shows(rows: int) -> bool:
+        difference = _difference_of(subject, trial.name, rows, seed)
+        if difference is not None:
+            shown[rows] = difference
+        return difference is not None
+
+    low, high = 0, 1
+    while high < subject.count and not shows(high):
+        low, high = high, 2 * high
+    high = min(high, subject.count)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if shows(middle) else (middle, high)
+    return high, shown[high]
+
+
+def _difference_of(subject: Subject, name: str, rows: int, seed: int) -> Difference | None:
+    inputs = subject.first(rows)
+    for attempt in subject.attempts(inputs, seed):
+        if isinstance(attempt, Trial) and attempt.name == name:
+            try:
+                return subject.difference(attempt, subject.run(inputs))
+            except Exception:  # it has no answer for this size, so this size shows nothing
+                return None
+    return None
