@@ -18,8 +18,8 @@ from rich.console import Console
 from crosscheck.candidates import CandidateError, candidate_backends
 from crosscheck.cases import DTYPES, OPS
 from crosscheck.cli_cases import Unusable, given_options, termination_as_interrupt
-from crosscheck.order_report import order_json, print_order
-from crosscheck.order_run import OrderRun, Setting, order_run
+from crosscheck.order.report import order_json, print_order
+from crosscheck.order.run import OrderRun, Setting, order_run
 from crosscheck.progress import shown
 from crosscheck.registry import BACKENDS, Backend
 from crosscheck.report_json import check_writable, write_json

@@ -17,7 +17,7 @@ __all__ = ["Sources", "file_digest", "installed_packages"]
 
 PROJECT = ("crosscheck", "rlk_jax", "rlk_torch")
 CODE = frozenset(
-    ".py .pyx .so .pyd .c .cc .cpp .cu .cuh .h .hpp .ptx .cubin .json .toml .yaml .yml".split()
+    [".py", ".pyx", ".so", ".pyd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".ptx", ".cubin", ".json", ".toml", ".yaml", ".yml"]
 )  # fmt: skip
 
 

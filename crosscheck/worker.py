@@ -27,7 +27,7 @@ from crosscheck.failing import Failing, Retrial
 from crosscheck.golden_answer import answer_call
 from crosscheck.judge import Answer, Effort, Judged, judge
 from crosscheck.judge_gradient import gradient_call
-from crosscheck.order_calls import answer_calls
+from crosscheck.order.calls import answer_calls
 from crosscheck.process import store_array, stored_array
 from crosscheck.real_input import RealCase
 from crosscheck.shrink import shrink

@@ -5,7 +5,7 @@ import math
 import ml_dtypes
 import numpy as np
 
-from crosscheck.order_tree import EXACT, FUSED, Tree
+from crosscheck.order.tree import EXACT, FUSED, Tree
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float64": np.float64}
 

@@ -9,7 +9,7 @@ import pytest
 import crosscheck
 
 FRAMEWORKS = ("jax", "torch", "rlk_jax", "rlk_torch")
-MODULES = [f"crosscheck.{module.name}" for module in pkgutil.iter_modules(crosscheck.__path__)]
+MODULES = [module.name for module in pkgutil.walk_packages(crosscheck.__path__, "crosscheck.")]
 
 
 def frameworks_after(statement: str) -> list[str]:

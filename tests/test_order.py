@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_orders import kahan
 
-from crosscheck.order import reveal, reveal_with
-from crosscheck.order_bench import Bench
-from crosscheck.order_checks import random_rows, swapped, totals
-from crosscheck.order_masks import Masks, NoTree, TooMany, calibrated
-from crosscheck.order_run import OrderRun, Setting
-from crosscheck.order_survey import survey
-from crosscheck.order_tree import ADD, EXACT, FUSED, Tree
+from crosscheck.order.bench import Bench
+from crosscheck.order.checks import random_rows, swapped, totals
+from crosscheck.order.masks import Masks, NoTree, TooMany, calibrated
+from crosscheck.order.reveal import reveal, reveal_with
+from crosscheck.order.run import OrderRun, Setting
+from crosscheck.order.survey import survey
+from crosscheck.order.tree import ADD, EXACT, FUSED, Tree
 
 K = 32
 PLANTED = {

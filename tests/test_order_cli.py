@@ -11,11 +11,11 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from crosscheck.cli import main
-from crosscheck.order_bench import Bench
-from crosscheck.order_report import order_json, print_order
-from crosscheck.order_run import OrderRun, Setting
-from crosscheck.order_survey import survey
-from crosscheck.order_tree import ADD, Tree
+from crosscheck.order.bench import Bench
+from crosscheck.order.report import order_json, print_order
+from crosscheck.order.run import OrderRun, Setting
+from crosscheck.order.survey import survey
+from crosscheck.order.tree import ADD, Tree
 from crosscheck.runner import fair_threads
 
 

@@ -7,9 +7,9 @@ import pytest
 import simulated_sums as sums
 from rich.console import Console
 
-from crosscheck.order_drawing import drawn, expression
-from crosscheck.order_shapes import IRREGULAR, parting, shape
-from crosscheck.order_tree import EXACT, Tree
+from crosscheck.order.drawing import drawn, expression
+from crosscheck.order.shapes import IRREGULAR, parting, shape
+from crosscheck.order.tree import EXACT, Tree
 
 
 def lanes_of(first, last, count):

@@ -34,9 +34,9 @@ EXAMPLES = [
 ]
 ONLY_IN_JAX = {"pad_vocab"}
 MODULES = [
-    f"{package.__name__}.{module.name}"
+    module.name
     for package in (crosscheck, rlk_jax, rlk_torch)
-    for module in pkgutil.iter_modules(package.__path__)
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
 ]
 
 

@@ -1,4 +1,4 @@
-"""Calls of a backend or candidate in its own process, many at a time: the parent's side of `order_calls.py`."""
+"""Calls of a backend or candidate in its own process, many at a time: the parent's side of `calls.py`."""
 
 import tempfile
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from crosscheck.order_masks import SIGNIFICANDS
+from crosscheck.order.masks import SIGNIFICANDS
 from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut, store_array, stored_array
 from crosscheck.registry import Backend
 from crosscheck.runner import BackendMissing

@@ -7,8 +7,8 @@ Notation: `X + Y + Z` adds from the left to the right, brackets are sums of thei
 from rich.text import Text
 from rich.tree import Tree as Drawing
 
-from crosscheck.order_shapes import runs
-from crosscheck.order_tree import Tree, bits_of
+from crosscheck.order.shapes import runs
+from crosscheck.order.tree import Tree, bits_of
 
 __all__ = ["LEGEND", "drawn", "expression"]
 

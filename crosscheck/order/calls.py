@@ -1,4 +1,4 @@
-"""The worker's side of `crosscheck/order_process.py`: calls of an LM head, many at a time."""
+"""The worker's side of `crosscheck/order/process.py`: calls of an LM head, many at a time."""
 
 import math
 import time

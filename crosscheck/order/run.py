@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from crosscheck.order_bench import Bench
-from crosscheck.order_masks import TooMany
-from crosscheck.order_process import Calls, NoResult
-from crosscheck.order_survey import MANY, Order, Survey, survey
+from crosscheck.order.bench import Bench
+from crosscheck.order.masks import TooMany
+from crosscheck.order.process import Calls, NoResult
+from crosscheck.order.survey import MANY, Order, Survey, survey
 from crosscheck.registry import Backend
 from crosscheck.runner import fair_threads
 

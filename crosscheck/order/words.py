@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from crosscheck.order_run import OrderRun, Setting, label
-from crosscheck.order_shapes import parting, products, shape
-from crosscheck.order_survey import Order, Part
-from crosscheck.order_tree import FUSED
+from crosscheck.order.run import OrderRun, Setting, label
+from crosscheck.order.shapes import parting, products, shape
+from crosscheck.order.survey import Order, Part
+from crosscheck.order.tree import FUSED
 from crosscheck.verdict import counted
 
 __all__ = ["Names", "cells_text", "changes", "order_text", "setting_text", "shared", "singly", "summary", "widths_text"]

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosscheck.order import LIMIT, reveal_with
-from crosscheck.order_bench import Bench
-from crosscheck.order_checks import (
+from crosscheck.order.bench import Bench
+from crosscheck.order.checks import (
     mask_trials,
     measured_widths,
     random_rows,
@@ -24,7 +23,7 @@ from crosscheck.order_checks import (
     totals,
     width_trials,
 )
-from crosscheck.order_masks import (
+from crosscheck.order.masks import (
     SIGNIFICANDS,
     Masks,
     NoTree,
@@ -34,7 +33,8 @@ from crosscheck.order_masks import (
     mask_rows,
     without_factors,
 )
-from crosscheck.order_tree import Tree
+from crosscheck.order.reveal import LIMIT, reveal_with
+from crosscheck.order.tree import Tree
 
 __all__ = ["MANY", "Order", "Part", "Survey", "survey"]
 

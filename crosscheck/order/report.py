@@ -29,11 +29,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from crosscheck.order_drawing import LEGEND, drawn, expression
-from crosscheck.order_run import OrderRun, Setting
-from crosscheck.order_shapes import ranges, shape
-from crosscheck.order_survey import Order, Part
-from crosscheck.order_words import (
+from crosscheck.order.drawing import LEGEND, drawn, expression
+from crosscheck.order.run import OrderRun, Setting
+from crosscheck.order.shapes import ranges, shape
+from crosscheck.order.survey import Order, Part
+from crosscheck.order.words import (
     Names,
     cells_text,
     changes,

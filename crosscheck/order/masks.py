@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosscheck.order_tree import bits_of
+from crosscheck.order.tree import bits_of
 from crosscheck.verdict import counted
 
 __all__ = [

@@ -7,7 +7,7 @@ then lanes or blocks of them.
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from crosscheck.order_tree import EXACT, FUSED, Tree, bits_of
+from crosscheck.order.tree import EXACT, FUSED, Tree, bits_of
 
 __all__ = ["IRREGULAR", "NO_ORDER", "parting", "products", "ranges", "runs", "shape"]
 

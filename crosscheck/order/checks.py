@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosscheck.order_masks import Scale, Sums, mask_rows
-from crosscheck.order_tree import FUSED, Tree, bits_of
+from crosscheck.order.masks import Scale, Sums, mask_rows
+from crosscheck.order.tree import FUSED, Tree, bits_of
 
 __all__ = [
     "mask_trials",

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from crosscheck.order_masks import Sums
+from crosscheck.order.masks import Sums
 
 __all__ = ["Bench", "Call"]
 

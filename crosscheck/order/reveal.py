@@ -1,7 +1,7 @@
 """The order in which a sum adds its terms, found from its results alone.
 
 After Xie et al., "Revealing Floating-Point Accumulation Orders in Software/Hardware Implementations" (FPRev, arXiv
-2411.00442): masks tell for two products how many are lost before they meet (`crosscheck/order_masks.py`), and from
+2411.00442): masks tell for two products how many are lost before they meet (`crosscheck/order/masks.py`), and from
 these numbers the tree is rebuilt. For a product i, those numbers for all others, in ascending order, are the sizes of
 the sums that i is in, from the smallest to the whole; products with equal numbers join i's sum together, and are a tree
 of their own. Where i is drawn at random, few products are asked for twice.
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from crosscheck.order_masks import Masks, NoTree, Sums, calibrated
-from crosscheck.order_tree import ADD, EXACT, FUSED, Tree, bits_of
+from crosscheck.order.masks import Masks, NoTree, Sums, calibrated
+from crosscheck.order.tree import ADD, EXACT, FUSED, Tree, bits_of
 
 __all__ = ["reveal", "reveal_with"]
 
