@@ -69,7 +69,7 @@ class NumpyAdapter:
         return array.copy()
 
     def to_numpy(self, array: Any) -> Array:
-        return as_numpy(array, "the result")
+        return as_numpy(array, "the result").copy()  # the next call may write into it
 
     def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
         return contract_result(op, inputs, digits)
@@ -131,7 +131,7 @@ class TorchAdapter:
         return tensor.view(torch.bfloat16) if array.dtype == ml_dtypes.bfloat16 else tensor
 
     def to_numpy(self, array: Any) -> Array:
-        return as_numpy(array, "the result")
+        return as_numpy(array, "the result").copy()  # the next call may write into it
 
     def run(self, op: str, inputs: Call, digits: int | None, mode: str) -> Any:
         return self._call(op, inputs, named_digits(digits), mode)

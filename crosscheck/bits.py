@@ -34,13 +34,15 @@ def as_numpy(x: Any, name: str = "array") -> Array:
         name: what the errors call x.
 
     Raises:
-        TypeError: Python numbers and lists (they have no dtype of their own), float8, complex, object, structured
-            and untyped `|V2` arrays: how their bits are meant would be a guess.
+        TypeError: Python numbers and lists (they have no dtype of their own), float8, complex, object, structured,
+            masked and untyped `|V2` arrays: how their bits are meant would be a guess.
 
     Example:
         >>> as_numpy(np.float32(1.5)).shape
         ()
     """
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array; expected a plain one: fill it, or compare data and mask apart")
     if isinstance(x, np.ndarray | np.generic):
         array = np.asarray(x)
     elif _is("torch", "Tensor", x):

@@ -16,6 +16,9 @@ from crosscheck.verdict import NOT_OFFERED, Failure, Verdict, counted
 __all__ = ["Agreement", "agreement", "candidates_json", "print_candidates", "sentence"]
 
 
+SIZES = ("population", "padding", "chunking")  # the columns that change how many rows there are
+
+
 # One sentence ------------------------------------------------------------------------------------------
 def sentence(verdicts: Sequence[Verdict]) -> str:
     """What a candidate is, by the verdicts on it in all modes: what is worst, then what goes with it."""
@@ -56,7 +59,10 @@ def _what_it_is(judged: Sequence[Verdict]) -> str:
     serious = [failure for failure in changes if not of_nan_alone(failure.difference)]
     if serious:
         return _depends(judged, serious[0])
-    invariant = f"batch-invariant but for NaN patterns ({changes[0].trial})" if changes else "batch-invariant"
+    varied = any(verdict.checks[column].passed for verdict in judged for column in SIZES)
+    invariant = "batch-invariant" if varied else "not tried in batches of another size"
+    if changes:
+        invariant = f"batch-invariant but for NaN patterns ({changes[0].trial})"
     if bits and all(failure.trial.startswith(BAD_ID) for failure in bits):
         return f"answers a bad id with another row, where an error or a row of NaN is due: {bits[0].trial}"
     if bits:
@@ -64,7 +70,7 @@ def _what_it_is(judged: Sequence[Verdict]) -> str:
     compared = [verdict.checks["bits"] for verdict in judged]
     if not any(check.passed for check in compared):
         return f"{invariant}; not compared with the contract: {compared[0].not_applicable[0]['reason']}"
-    return f"exactly the contract's bits, {invariant}" if changes else "exactly the contract's bits"
+    return f"exactly the contract's bits, {invariant}" if changes or not varied else "exactly the contract's bits"
 
 
 def _depends(judged: Sequence[Verdict], worst: Failure) -> str:
@@ -187,11 +193,17 @@ def _of(run: Run, name: str) -> list[Verdict]:
     return [verdict for verdict in run.verdicts if verdict.backend == name]
 
 
+def _said(run: Run, name: str) -> str:
+    """The sentence; of an interrupted run it holds for what was judged by then."""
+    own = sentence(_of(run, name))
+    return own if run.complete else f"so far, {own}"
+
+
 def candidates_json(run: Run) -> dict[str, Any]:
     """The members of the JSON report that a run with candidates has in addition."""
     if not run.candidates:
         return {}
-    said = {name: sentence(_of(run, name)) for name in run.candidates if _of(run, name)}
+    said = {name: _said(run, name) for name in run.candidates if _of(run, name)}
     return {
         "candidates": said,
         "agreement": agreement(run.verdicts).to_json(),
@@ -204,8 +216,8 @@ def print_candidates(console: Console, run: Run) -> None:
         return
     console.print(Text("Candidates", style="bold"))
     for name in run.candidates:
-        if own := _of(run, name):
-            console.print(Text(f"  {name}: {sentence(own)}"), soft_wrap=True)
+        if _of(run, name):
+            console.print(Text(f"  {name}: {_said(run, name)}"), soft_wrap=True)
     _print_agreement(console, agreement(run.verdicts))
     for control in run.controls:
         said = "caught" if control.caught else "NOT CAUGHT"

@@ -6,7 +6,7 @@ used or a backend that is missing, 130 interrupted.
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from crosscheck.candidates import CandidateError
-from crosscheck.cli_candidates import candidate_options, read_candidates
+from crosscheck.cli_candidates import Candidates, candidate_options, read_candidates
 from crosscheck.cli_cases import (
     Unusable,
     case_options,
@@ -95,10 +95,7 @@ def run_command(context: click.Context, backends: str, **options: Any) -> None:
     try:
         known: Mapping[str, Backend] = context.obj or BACKENDS
         given = given_options(context)
-        try:
-            candidates = read_candidates(options, given, known)
-        except CandidateError as error:
-            raise Unusable(str(error)) from error
+        candidates = _candidates(options, given, known)
         running = read_running(options, given)
         chosen = [] if candidates and "backends" not in given else _backends(backends, known)
         unused = [option for name, option in REPORT_OPTIONS.items() if name in given]
@@ -111,8 +108,7 @@ def run_command(context: click.Context, backends: str, **options: Any) -> None:
         reports.check()
         running.check()
         console = Console(highlight=False)
-        for note in notes:
-            console.print(Text(f"note: {note}"), soft_wrap=True)
+        _print_notes(console, notes)
         repeating = _repeating(context, given)
 
         def report_of(result: Run) -> dict[str, Any]:
@@ -124,9 +120,8 @@ def run_command(context: click.Context, backends: str, **options: Any) -> None:
             result, kept = running.judge(cases, everything, lambda partial: reports.write_part(report_of, partial))
             candidates.finish(result, options["timeout"])
             problem = running.reproduce(result, cases, everything)
-        for note in kept:
-            console.print(Text(f"note: {note}"), soft_wrap=True)
-            notes.append(note)
+        _print_notes(console, kept)
+        notes += kept
         print_environments(console, result.environments)
         if result.verdicts:
             print_report(console, result, repeating, verbose=options["verbose"])
@@ -145,6 +140,18 @@ def run_command(context: click.Context, backends: str, **options: Any) -> None:
 def _interrupted(message: str) -> NoReturn:
     click.echo(f"crosscheck: {message}", err=True)
     sys.exit(EXIT_INTERRUPTED)
+
+
+def _print_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+
+
+def _candidates(options: Mapping[str, Any], given: Mapping[str, Any], known: Mapping[str, Backend]) -> Candidates:
+    try:
+        return read_candidates(options, given, known)
+    except CandidateError as error:
+        raise Unusable(str(error)) from error
 
 
 def _backends(names: str, known: Mapping[str, Backend]) -> list[Backend]:

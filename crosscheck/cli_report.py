@@ -79,6 +79,10 @@ class Reports:
         Raises:
             Unusable: one sentence.
         """
+        places = [path.resolve() for path, _ in self.files]
+        for path in places:
+            if places.count(path) > 1:
+                raise Unusable(f"two reports are to be written to {path}; expected a file for each")
         made = []
         try:
             if self.folder is not None:

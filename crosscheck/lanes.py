@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from crosscheck.judge import Effort, Judged
 from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut
-from crosscheck.registry import Backend
+from crosscheck.registry import FEW, Backend
 from crosscheck.verdict import Verdict
 
 __all__ = ["LIVES", "Files", "Hand", "Lane", "Ledger", "Progress"]
@@ -54,7 +54,8 @@ class Lane:
 
     def effort(self, case: Judged) -> Effort:
         takes = not case.shared_out or self.backend.takes_gradients(self.mode, case.seed, self.cases)
-        return Effort(self.mode in self.backend.compiling, case.thorough, takes)
+        thorough = case.thorough or 0 < self.cases <= FEW
+        return Effort(self.mode in self.backend.compiling, thorough, takes)
 
     @property
     def given_up(self) -> float:

@@ -1,4 +1,4 @@
-"""Progress bars, one for each backend, on stderr and on a terminal only; on a narrow one its numbers without the bar."""
+"""Progress bars, one for each backend, on stderr and on a terminal only; on a narrow one numbers without the bar."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 __all__ = ["BACKENDS", "FEW", "Backend"]
 
-FEW = 12  # cases: of so few, every mode takes all gradients
+FEW = 12  # cases: of so few, every mode takes all gradients, and tries all transforms
 
 
 @dataclass(frozen=True)

@@ -245,7 +245,8 @@ def _problem(path: Path, error: str, timeout: float) -> str:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return f"alone in a process its script does not end within {timeout + START:g} s"
-    if done.returncode == 1 and any(error in line.partition(":")[0] for line in done.stderr.splitlines()):
-        return ""
     said = done.stderr.strip().splitlines()
+    types = {line.partition(":")[0].rpartition(".")[2] for line in said}  # of a traceback's last line the exception's
+    if done.returncode == 1 and error in types:
+        return ""
     return f"alone in a process its script ends with {done.returncode}" + (f": {said[-1]}" if said else "")

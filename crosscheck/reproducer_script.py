@@ -90,8 +90,8 @@ class _Text:
         """The script of this body."""
         yield f'"""{self.target.who}: {self.failing.title}; {shrunk}.'
         yield ""
-        yield "Exit code 1 while that is so, 0 when it is mended. Run it where its imports are found, for example in the"
-        yield "folder of a module."
+        yield "Exit code 1 while that is so, 0 when it is mended. Run it where its imports are found, for example in"
+        yield "the folder of a module."
         yield '"""'
         yield ""
         yield from ["import sys", "from pathlib import Path", ""]
@@ -172,7 +172,8 @@ class _Text:
     # What is shown -------------------------------------------------------------------------------------
     def compared(self, trial: Trial[Any], names: Sequence[str]) -> Iterator[str]:
         """The transformed calls with the untransformed one."""
-        yield f"expected = {self.result(CALL, self.inputs)}"
+        copied = ".clone()" if self.torch else ""  # the second call may write into what the first one gave
+        yield f"expected = {self.result(CALL, self.inputs)}{copied}"
         for one in matched(trial, self.inputs, self.failing.argument):
             variable = "actual" if len(trial.calls) == 1 else f"actual_{one.call + 1}"
             yield f"{variable} = {self.result(names[one.call], trial.calls[one.call])}"

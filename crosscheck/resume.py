@@ -46,6 +46,7 @@ class Earlier:
     def __init__(self, path: Path, verdicts: Mapping[Place, Verdict], bases: Mapping[str, Basis]) -> None:
         self.path, self.verdicts, self.bases = path, verdicts, bases
         self.again: Counter[str] = Counter()
+        self.digests: dict[str, str] = {}  # of inputs, which modes and backends share
 
     def keeps(self, case: Judged, place: Place, effort: Mapping[str, Any], now: Basis) -> Verdict | None:
         """The verdict, marked as kept, where everything is as it was."""
@@ -80,7 +81,9 @@ class Earlier:
             return _files(changed)
         if verdict.effort != effort:
             return "something else is tried, since there are more cases or fewer"
-        if verdict.inputs_digest != digest_of_inputs(case.inputs()):
+        if case.id not in self.digests:
+            self.digests[case.id] = digest_of_inputs(case.inputs())
+        if verdict.inputs_digest != self.digests[case.id]:
             return "the inputs are others"
         return ""
 

@@ -205,14 +205,15 @@ class _Crew:
         self.wanted = sorted({i for lane in self.lanes for i in lane.todo})
 
     def _collect(self, result: Run, save: Save | None) -> None:
-        """Take what the threads report; of what they reported since, nothing is unsaved for longer than PAUSE."""
-        unsaved, saved_at = bool(result.verdicts), -PAUSE
+        """Take what the threads report, and save it PAUSE after the last time, or more where saving takes long."""
+        unsaved, due = bool(result.verdicts), 0.0
         while len(result.verdicts) < result.due or unsaved:
-            if unsaved and (len(result.verdicts) == result.due or time.monotonic() >= saved_at + PAUSE):
+            now = time.monotonic()
+            if unsaved and (len(result.verdicts) == result.due or now >= due):
                 self._save(result, save)
-                unsaved, saved_at = False, time.monotonic()
+                unsaved, due = False, time.monotonic() + max(PAUSE, 20 * (time.monotonic() - now))
                 continue
-            verdict = self._next(saved_at + PAUSE - time.monotonic() if unsaved else None)
+            verdict = self._next(due - now if unsaved else None)
             if verdict is not None:
                 result.verdicts.append(verdict)
                 unsaved = True

@@ -17,8 +17,8 @@ __all__ = ["Sources", "file_digest", "installed_packages"]
 
 PROJECT = ("crosscheck", "rlk_jax", "rlk_torch")
 CODE = frozenset(
-    [".py", ".pyx", ".so", ".pyd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".ptx", ".cubin", ".json", ".toml", ".yaml", ".yml"]
-)  # fmt: skip
+    ".py .pyx .so .pyd .c .cc .cpp .cu .cuh .h .hpp .ptx .cubin .json .toml .yaml .yml".split()  # noqa: SIM905
+)
 
 
 class Sources:

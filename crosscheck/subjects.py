@@ -77,7 +77,7 @@ class Subject:
         __tracebackhide__ = True
         arguments = {name: self._argument(name, inputs, layout or {}) for name in self.given}
         result = self.function(**arguments) if self.by_name else self.function(*arguments.values())
-        return as_numpy(result, "the result")
+        return as_numpy(result, "the result").copy()  # the next call may write into it
 
     def _argument(self, name: str, inputs: Inputs, layout: Mapping[str, str]) -> Any:
         if name not in inputs:

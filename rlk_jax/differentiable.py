@@ -144,8 +144,11 @@ def _bind(term: Term, tangent: Array, primals: tuple[Any, ...], position: int) -
     others = jax.tree.leaves([x for i, x in enumerate(primals) if i != position])
     cut = [] if term.shards is not None else [x for x in others if all(x is not y for y in needed)]
     cut = [lax.slice(x, (0,) * x.ndim, (0,) * x.ndim) for x in cut]
-    own, other = (TOKENS, SHARED) if term.of_tokens else (SHARED, TOKENS)
-    kinds = (own, *[other] * len(needed), *[CUT] * len(cut))
+    if term.kinds is None:
+        own, other = {True: (TOKENS, SHARED), False: (SHARED, TOKENS), None: (TOKENS, TOKENS)}[term.of_tokens]
+        kinds = (own, *[other] * len(needed), *[CUT] * len(cut))
+    else:
+        kinds = (*term.kinds(*primals), *[CUT] * len(cut))
     operands = [tangent, *needed, *cut]
     axes = frozenset[str]().union(*map(varying_axes, [*operands, *others])) - (term.shards or frozenset())
     return _linear.bind(*(varying(x, axes) for x in operands), term=term, kinds=kinds)

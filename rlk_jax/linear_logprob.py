@@ -102,7 +102,8 @@ def _all_seen(hidden: Array, targets: Array, weight: Weight, bias: Array | None,
     count, vocab = hidden.shape[0], weight.shape[0]
     if count == 0:
         return jnp.zeros((0, 5), jnp.uint32)
-    step = -(-count // -(-count * vocab * 4 // budget)) if budget >= vocab * 4 else 1
+    most = max(1, budget // (4 * vocab))
+    step = -(-count // -(-count // most))  # blocks of one size
 
     def block(start: Array | int, out: Array) -> Array:
         some = lax.dynamic_slice_in_dim(targets, start, step)

@@ -104,7 +104,7 @@ class GradLogits(Protocol):
 
 @partial(jax.jit, static_argnums=(2, 3))
 def grad_hidden(
-    grad_logits: Array | GradLogits, weight: Array | Aligned, dtype: Any, shards: Shards = ALONE
+    grad_logits: Array | GradLogits, weight: Array | Aligned | QuantizedTable, dtype: Any, shards: Shards = ALONE
 ) -> Array:
     """[N, V], [V, K] -> [N, K]: over the vocab, with the rows of one and the columns of the other aligned.
 
@@ -134,7 +134,7 @@ def grad_hidden(
 
 def _over_the_vocab(
     grad_logits: Array | GradLogits,
-    weight: Array | Aligned,
+    weight: Array | Aligned | QuantizedTable,
     columns: tuple[Array, Array],
     first: Array,
     tile: tuple[int, int],
@@ -186,7 +186,7 @@ def _planes(q: Array, more_rows: int) -> Array:
     return digit_planes(jnp.pad(q, ((0, more_rows), (0, behind))) if more_rows or behind else q, DIGITS)
 
 
-def _part_of(weight: Array | Aligned, start: Array, count: int) -> Array:
+def _part_of(weight: Array | Aligned | QuantizedTable, start: Array, count: int) -> Array:
     if isinstance(weight, Aligned):
         return dequantised(weight.rows(start, count))
     if isinstance(weight, QuantizedTable):

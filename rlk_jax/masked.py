@@ -36,7 +36,7 @@ def masked_sum(values: Array | np.ndarray, mask: Array | np.ndarray, *, axis: in
     The gradient of values is the upstream gradient where the mask is true, and +0 elsewhere.
 
     Raises:
-        TypeError: another dtype.
+        TypeError: another dtype, or an axis that is no integer.
         ValueError: shapes that differ, an axis that is not there, arguments on several devices.
         NotImplementedError: forward mode, or a second derivative.
 
@@ -74,9 +74,10 @@ def masked_mean(values: Array | np.ndarray, mask: Array | np.ndarray, *, axis: i
 
 def _reduced(name: str, values: Array | np.ndarray, mask: Array | np.ndarray, axis: int | None) -> Array:
     check_floats("values", values, "[...]")
-    if getattr(mask, "dtype", None) != jnp.bool:
-        got = dtype_name(mask) if hasattr(mask, "dtype") else type(mask).__name__
-        raise TypeError(f"mask is {got}; expected a bool array of the values' shape: compare it with 0 first")
+    if not isinstance(mask, Array | np.ndarray):
+        raise TypeError(f"mask is a {type(mask).__name__}; expected an array of the values' shape: convert it first")
+    if mask.dtype != jnp.bool:
+        raise TypeError(f"mask is {dtype_name(mask)}; expected bool, of the values' shape: compare it with 0 first")
     if mask.shape != values.shape:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)} and values {tuple(values.shape)}; expected one shape: "
@@ -84,6 +85,10 @@ def _reduced(name: str, values: Array | np.ndarray, mask: Array | np.ndarray, ax
         )
     check_same_device(values, "values", mask=mask)
     x, kept = jnp.asarray(values), jnp.asarray(mask)
+    if isinstance(axis, jax.core.Tracer):
+        raise TypeError("axis is traced; expected an integer or None: name it in static_argnames of jax.jit")
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+        raise TypeError(f"axis is a {type(axis).__name__}; expected an integer or None, the axis to leave out")
     if axis is None:
         x, kept, axis = x.reshape(-1), kept.reshape(-1), 0
     if not -x.ndim <= axis < x.ndim:

@@ -76,7 +76,7 @@ def linear_logprob(
     parts = (weight.planes, weight.exponent, weight.nonfinite, weight.origin) if isinstance(weight, Aligned) else None
     plain = None if isinstance(weight, Aligned) else weight
     readable = check_ids and not torch.compiler.is_compiling()
-    return _forward(hidden, ids, plain, *(parts or (None,) * 4), bias, digits, readable, budget)[0]
+    return _forward(hidden, ids, plain, *(parts or (None,) * 4), bias, digits, readable, min(budget, 2**62))[0]
 
 
 @torch.library.custom_op("rlk_torch::linear_logprob", mutates_args=())
@@ -106,8 +106,8 @@ def _linear_logprob(
     rows, targets = hidden.detach().reshape(count, hidden.shape[-1]), ids.masked_fill(bad, 0).reshape(-1)
     out, seen = hidden.new_empty(count, dtype=torch.float32), hidden.new_empty((count, 3), dtype=torch.float32)
     total = hidden.new_empty(count, dtype=torch.int64)
-    blocks = max(1, -(-count * vocab * 4 // budget))
-    step = max(1, -(-count // blocks))
+    most = max(1, budget // (4 * vocab))
+    step = max(1, -(-count // max(1, -(-count // most))))  # blocks of one size
     for start in range(0, count, step):
         at = slice(start, start + step)
         logits, columns = local_logits(rows[at], whole, bias, digits, torch.float32), targets[at, None]

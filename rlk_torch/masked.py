@@ -32,7 +32,7 @@ def masked_sum(values: Tensor, mask: Tensor, *, axis: int | None = None) -> Tens
     The gradient of values is the upstream gradient where the mask is true, and +0 elsewhere.
 
     Raises:
-        TypeError: another dtype.
+        TypeError: another dtype, or an axis that is no integer.
         ValueError: shapes that differ, an axis that is not there, arguments on several devices.
         NotImplementedError: forward mode, or a second derivative.
 
@@ -70,15 +70,18 @@ def masked_mean(values: Tensor, mask: Tensor, *, axis: int | None = None) -> Ten
 
 def _reduced(name: str, values: Tensor, mask: Tensor, axis: int | None) -> Tensor:
     check_floats("values", values, "[...]")
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = dtype_name(mask) if hasattr(mask, "dtype") else type(mask).__name__
-        raise TypeError(f"mask is {got}; expected a bool array of the values' shape: compare it with 0 first")
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask is a {type(mask).__name__}; expected an array of the values' shape: convert it first")
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask is {dtype_name(mask)}; expected bool, of the values' shape: compare it with 0 first")
     if mask.shape != values.shape:
         raise ValueError(
             f"mask has shape {tuple(mask.shape)} and values {tuple(values.shape)}; expected one shape: "
             "broadcast the mask"
         )
     check_same_device(values.device, "values", mask=mask)
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
+        raise TypeError(f"axis is a {type(axis).__name__}; expected an integer or None, the axis to leave out")
     if axis is None:
         values, mask, axis = values.reshape(-1), mask.reshape(-1), 0
     if not -values.ndim <= axis < values.ndim:

@@ -312,7 +312,7 @@ FAULTS = (
     FlipsBits, NegativeZero, OtherNan, OtherDtype, OtherShape, ModifiesInputs, SpoilsPopulation, SpoilsPosition,
     SpoilsNeighbours, SpoilsPadding, SpoilsChunking, SpoilsLayout, SpoilsRepeat, Raises, RaisesOnPadding, Exits,
     IsKilled, FlipsOneGradientBit, GradientsOfTheBatch, RaisesOnGradients, RaisesOnGradientLayouts, OmitsAGradient,
-    OtherGradientDtype, ModifiesTheUpstreamGradient, NeedsTwoRows, CrashesWhenSmall, HangsWhenSmall, CrashesOnce, Hangs, Dawdles, Notes, Prints, Unavailable,
-    FailsToStart,
+    OtherGradientDtype, ModifiesTheUpstreamGradient, NeedsTwoRows, CrashesWhenSmall, HangsWhenSmall, CrashesOnce,
+    Hangs, Dawdles, Notes, Prints, Unavailable, FailsToStart,
 )  # fmt: skip
 REGISTRY = {fault.__name__: backend(fault) for fault in (Planted, *FAULTS)}

@@ -264,3 +264,22 @@ from crosscheck import assert_batch_invariant, contract
 assert_batch_invariant(contract.lm_head, (np.ones((3, 4), np.float32), np.ones((5, 4), np.float32)))
 assert not {"jax", "torch", "pytest", "click", "rich"} & set(sys.modules), sorted(sys.modules)
 """)
+
+
+def test_a_result_in_a_buffer_that_every_call_writes_into_is_kept_as_it_was():
+    buffer = np.zeros((4, 3), np.float32)
+    calls = []
+
+    def counts(x):
+        calls.append(x)
+        buffer[: len(x)] = x + np.float32(len(calls))
+        return buffer[: len(x)]
+
+    with pytest.raises(BatchVariant, match="second run"):
+        assert_batch_invariant(counts, np.ones((4, 3), np.float32), ["repeat"])
+
+    def doubles(x):
+        buffer[: len(x)] = x * np.float32(2)
+        return buffer[: len(x)]
+
+    assert_batch_invariant(doubles, np.arange(12, dtype=np.float32).reshape(4, 3), ["position"])

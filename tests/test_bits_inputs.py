@@ -9,7 +9,7 @@ import pytest
 import torch
 from bit_arrays import BFLOAT16, LAYOUTS, random_bits
 
-from crosscheck.bits import compare, digest
+from crosscheck.bits import as_numpy, compare, digest
 
 
 # Frameworks ---------------------------------------------------------------------------------------------
@@ -105,3 +105,11 @@ def test_the_digest_does_not_depend_on_the_framework():
 )
 def test_the_digest_tells_differences_apart(other):
     assert digest(other) != digest(np.zeros(6, np.float32))
+
+
+def test_a_masked_array_is_refused_since_its_mask_would_not_be_compared():
+    with pytest.raises(TypeError) as caught:
+        as_numpy(np.ma.array([1.0, 2.0], mask=[False, True]), "actual")
+    assert str(caught.value) == (
+        "actual is a masked array; expected a plain one: fill it, or compare data and mask apart"
+    )

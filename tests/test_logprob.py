@@ -178,6 +178,23 @@ def test_a_batch_under_vmap_is_more_rows(framework):
 
 
 @both
+def test_what_a_batch_shares_has_one_sum_over_all_of_it(framework):
+    rng = RNG(8)
+    h, w, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 6), (7, 6), (7,)))
+    ids, g = rng.integers(0, 7, (2, 3)), rng.standard_normal((2, 3)).astype(np.float32)
+    _, wanted = composed(h, w, ids, b, g, 4)
+    targets, package = framework.array(ids), framework.package
+
+    def function(h: Any, w: Any, b: Any) -> Any:
+        one = framework.vmap(lambda h, ids: package.linear_logprob(h, w, ids, b, check_ids=False))
+        return one(h, targets)
+
+    found = gradients(framework, function, [framework.array(x) for x in (h, w, b)], framework.array(g))
+    for name, actual, want in zip(("hidden", "weight", "bias"), found, wanted, strict=True):
+        assert_bits_equal(actual, want, context=f"the gradient of {name}")
+
+
+@both
 def test_compiled_code_gives_the_bits_of_eager_code(framework):
     rng = RNG(5)
     h, w = rng.standard_normal((5, 16)).astype(np.float32), rng.standard_normal((21, 16)).astype(np.float32)

@@ -11,6 +11,7 @@ from frameworks import FLOATS, JAX, both
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rlk_jax
 from crosscheck import masked
 from crosscheck.bits import as_numpy, assert_bits_equal
 
@@ -94,11 +95,13 @@ def test_a_batch_under_vmap_is_more_rows(framework, op):
 
 REFUSED = [
     ((np.zeros(2, np.float32), np.zeros(2, np.int32), None), TypeError,
-     "mask is int32; expected a bool array of the values' shape: compare it with 0 first"),
+     "mask is int32; expected bool, of the values' shape: compare it with 0 first"),
     ((np.zeros((2, 3), np.float32), np.zeros(3, bool), None), ValueError,
      "mask has shape (3,) and values (2, 3); expected one shape: broadcast the mask"),
     ((np.zeros(2, np.float32), np.zeros(2, bool), 1), ValueError,
      "axis is 1 and values has shape (2,); expected one of its axes or None"),
+    ((np.zeros((2, 3), np.float32), np.zeros((2, 3), bool), (0, 1)), TypeError,
+     "axis is a tuple; expected an integer or None, the axis to leave out"),
     ((np.zeros(2, np.int32), np.zeros(2, bool), None), TypeError,
      "values has dtype int32; expected bfloat16, float16 or float32: convert it first"),
 ]  # fmt: skip
@@ -112,3 +115,16 @@ def test_bad_input_is_refused_in_a_sentence(framework, op, arguments, error, tex
     with pytest.raises(error) as caught:
         getattr(framework.package, op)(framework.array(values), framework.array(mask), axis=axis)
     assert str(caught.value) == text
+
+
+def test_a_traced_axis_is_refused_in_a_sentence():
+    with pytest.raises(TypeError) as caught:
+        jax.jit(rlk_jax.masked_mean)(np.zeros(2, np.float32), np.zeros(2, bool), axis=0)
+    assert str(caught.value) == "axis is traced; expected an integer or None: name it in static_argnames of jax.jit"
+
+
+@both
+def test_a_mask_that_is_no_array_is_refused_in_a_sentence(framework):
+    with pytest.raises(TypeError) as caught:
+        framework.package.masked_sum(framework.array(np.zeros(2, np.float32)), [True, False])
+    assert str(caught.value) == "mask is a list; expected an array of the values' shape: convert it first"

@@ -178,3 +178,10 @@ def test_an_index_cannot_lead_out_of_its_folder(shard, tmp_path):
     index.write_text(json.dumps({"weight_map": {"w": shard}}))
     with pytest.raises(CheckpointError, match="expected the name of a file beside it"):
         load_tensor(index, "w")
+
+
+def test_two_reports_for_one_file_are_refused_before_any_work(tmp_path):
+    place = tmp_path / "report"
+    result = run("--json", place, "--junit", place)
+    assert result.exit_code == 2 and not place.exists()
+    assert f"two reports are to be written to {place}; expected a file for each" in result.output

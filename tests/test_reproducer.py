@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 from processes import run_alone
 
-from crosscheck.candidate_adapters import JaxCandidate, TorchCandidate
+from crosscheck.candidate_adapters import THIRD, JaxCandidate, TorchCandidate
 from crosscheck.candidates import candidate_backends
 from crosscheck.cases import Case
 from crosscheck.cli import main
-from crosscheck.failing import Retrial
+from crosscheck.failing import Failing, Retrial
 from crosscheck.golden_compare import verify_golden
 from crosscheck.goldens import open_golden
 from crosscheck.gradient_invariance import gradient_trials
@@ -30,6 +30,7 @@ from crosscheck.registry import BACKENDS, Backend
 from crosscheck.reproducer import MOST_OF_A_BACKEND, _Found, _problem, _Shrinker, first_failures, reproduce
 from crosscheck.reproducer_places import Places, matched
 from crosscheck.reproducer_report import Reproducer
+from crosscheck.reproducer_script import Target, script
 from crosscheck.runner import Run
 from crosscheck.shrink import shrink
 from crosscheck.verdict import Failure, Verdict, in_one_line
@@ -160,6 +161,27 @@ def test_scripts_are_small_and_whole_programs(written):
         assert text.splitlines()[0].endswith(f"; shrunk to {one.shrunk}.")
         after = text[text.index("here = ") :].splitlines()
         assert len(after) <= (20 if one.kind.startswith("grad") else 12), text
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({"takes": (THIRD,)}, ['actual = head(call["inputs.hidden"], call["inputs.weight"], call["inputs.bias"])']),
+        ({"takes": ()}, ['actual = head(call["inputs.hidden"], call["inputs.weight"], bias=call["inputs.bias"])']),
+        ({"compiled": True}, ["compiled = torch.compile(head, dynamic=True, fullgraph=True)", "digits=3)"]),
+        ({"device": "cuda"}, ['load_file(here / "call.safetensors", device="cuda")']),
+        (
+            {"framework": "jax", "compiled": True},
+            ['jax.config.update("jax_platforms", "cpu")', "compiled = jax.jit(head, static_argnames=['digits'])"],
+        ),
+        ({"framework": "jax", "device": "cuda"}, ['call = load_file(here / "call.safetensors")']),
+    ],
+)
+def test_a_script_calls_what_was_judged_as_it_was_judged(changes, lines):
+    target = Target("mine, eager", "torch", "my_head:head", "cpu", False, ("bias", "digits"), 3)
+    text = script(replace(target, **changes), Failing("bits", "other bits"), BIAS.inputs(), "shrunk to much", None, [])
+    compile(text, "reproduce.py", "exec")
+    assert all(line in text for line in lines), text
 
 
 # Alone -----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from crosscheck.cases import Case
 from crosscheck.cli import main
+from crosscheck.cli_report import Reports
 from crosscheck.registry import Backend
 from crosscheck.resume import LATE, SAID, Ledger, ResumeError, read_report
 from crosscheck.runner import Run, run
@@ -275,6 +276,17 @@ def test_an_ended_run_leaves_a_report_that_is_continued(tmp_path, how):
     assert again.exit_code == 0
     assert notes(again) == [f"{made} of {due} verdicts kept from {path}; {due - made} were not in it"]
     assert report_of(path)["outcome"] == "equal" and len(report_of(path)["verdicts"]) == due
+
+
+def test_a_report_folder_has_what_is_continued_while_the_run_goes_on(tmp_path):
+    reports = Reports.of(
+        {"report_folder": tmp_path / "report", "json_path": None, "junit_path": tmp_path / "junit.xml"}
+    )
+    reports.check()
+    reports.write_part(lambda partial: {"made": partial}, 1)
+    assert [path.name for path in tmp_path.rglob("*")] == ["report", "report.json"]
+    assert report_of(tmp_path / "report" / "report.json") == {"made": 1}
+    assert reports.continued_by == f"; --resume {tmp_path / 'report' / 'report.json'} keeps them"
 
 
 def test_a_run_that_is_given_no_ledger_keeps_no_basis():
