@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from crosscheck.bits import Difference
 from crosscheck.invariance import COLUMNS, NotApplicable, Trial
-from crosscheck.judge_candidate import VOCAB
+from crosscheck.judge_candidate import VOCAB, fewest
 from crosscheck.subjects import Subject
 
 __all__ = ["BatchVariant", "find_variance"]
@@ -92,10 +92,7 @@ def _chosen(subject: Subject, transforms: str | Iterable[str] | None, seed: int)
 
 
 def _smallest(subject: Subject, trial: Trial[Array], found: Difference, seed: int) -> tuple[int, Difference]:
-    """The fewest first rows that show the difference, and the difference they show.
-
-    Sizes are doubled until one shows it, then bisected: of sizes that come and go, one is found.
-    """
+    """The fewest first rows that show the difference, and the difference they show."""
     shown = {subject.count: found}
     if trial.column == "repeat" or subject.count == 0:
         return subject.count, found
@@ -106,14 +103,8 @@ def _smallest(subject: Subject, trial: Trial[Array], found: Difference, seed: in
             shown[rows] = difference
         return difference is not None
 
-    low, high = 0, 1
-    while high < subject.count and not shows(high):
-        low, high = high, 2 * high
-    high = min(high, subject.count)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if shows(middle) else (middle, high)
-    return high, shown[high]
+    rows = fewest(subject.count, shows)
+    return rows, shown[rows]
 
 
 def _difference_of(subject: Subject, name: str, rows: int, seed: int) -> Difference | None:

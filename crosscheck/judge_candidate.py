@@ -15,7 +15,7 @@ from crosscheck.invariance import Trial, trials
 from crosscheck.rounding import quiet_nan
 from crosscheck.verdict import Check
 
-__all__ = ["BAD_ID", "BATCH", "VOCAB", "nature", "of_nan_alone", "smallest_batch", "try_bad_ids"]
+__all__ = ["BAD_ID", "BATCH", "VOCAB", "fewest", "nature", "of_nan_alone", "smallest_batch", "try_bad_ids"]
 
 Array = NDArray[Any]
 BAD_ID = "the last id is"
@@ -74,22 +74,27 @@ def try_bad_ids(bench: Bench, result: Array, check: Check, announce: Callable[[s
 
 
 def smallest_batch(bench: Bench, checks: Mapping[str, Check]) -> dict[str, Any] | None:
-    """The first transform of the batch that broke the candidate, and the fewest first rows of the case that show it.
-
-    Sizes are doubled until one shows it, then bisected: of sizes that come and go, one is found.
-    """
+    """The first transform of the batch that broke the candidate, and the fewest first rows of the case that show it."""
     broke = next(_broken(checks), None)
     if broke is None:
         return None
     call = Call(bench.inputs, np.random.default_rng(0))
-    count, low, high = len(call.rows), 0, 1
-    while high < count and not _shows(bench, call, broke, high):
+    return {"transform": broke, "rows": fewest(len(call.rows), lambda rows: _shows(bench, call, broke, rows))}
+
+
+def fewest(count: int, shows: Callable[[int], bool]) -> int:
+    """The fewest of `count` rows that show something, which all of them do.
+
+    Sizes are doubled until one shows it, then bisected: of sizes that come and go, one is found.
+    """
+    low, high = 0, 1
+    while high < count and not shows(high):
         low, high = high, 2 * high
     high = min(high, count)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _shows(bench, call, broke, middle) else (middle, high)
-    return {"transform": broke, "rows": high}
+        low, high = (low, middle) if shows(middle) else (middle, high)
+    return high
 
 
 def _broken(checks: Mapping[str, Check]) -> Iterator[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.backends import NumpyAdapter, TorchAdapter
+from crosscheck.bench import as_rows
 from crosscheck.bits import Difference, as_numpy, compare, is_array
 from crosscheck.calls import Call
 from crosscheck.cases import Inputs
@@ -140,7 +141,7 @@ class Operator(Subject):
         return result_shape(inputs)
 
     def as_rows(self, result: Array) -> Array:
-        return result.reshape(int(np.prod(result.shape[:-1])), result.shape[-1])
+        return as_rows(result)
 
     def base(self) -> Array:
         __tracebackhide__ = True
