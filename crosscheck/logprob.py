@@ -7,7 +7,7 @@ sum S has no order, and ln S comes from S by repeated squaring. Names are the co
 import numpy as np
 from numpy.typing import ArrayLike
 
-from crosscheck.rounding import Array, floats, flushed, narrow, to_float32, valid_ids
+from crosscheck.rounding import Array, floats, flushed, narrow, product, valid_ids
 
 MAX_VOCAB = 2**18
 _LOG2E = 1549082005  # log2(e), 30 bits
@@ -72,12 +72,6 @@ def selected_logprob(logits: ArrayLike, target_ids: ArrayLike) -> Array:
     return narrow(np.where(bad, np.float32(np.nan), out), np.float32).reshape(np.shape(target_ids))
 
 
-def _product(a: Array, b: Array) -> Array:
-    """RN_float32(a b) with section 3's flush: the exact product in float64, 24 bits of its significand."""
-    significand, exponent = np.frexp(a.astype(np.float64) * b.astype(np.float64))
-    return to_float32(np.ldexp(significand.astype(np.float32).astype(np.float64), exponent))
-
-
 def selected_logprob_grad(logits: ArrayLike, target_ids: ArrayLike, grad_logprob: ArrayLike) -> Array:
     """[..., V], [...], [...] float32 -> [..., V] in the logits' dtype."""
     d, E, targets, bad = _terms(logits, target_ids)
@@ -89,6 +83,7 @@ def selected_logprob_grad(logits: ArrayLike, target_ids: ArrayLike, grad_logprob
     at = np.arange(d.shape[1]) == targets[:, None]
     part = np.where(at, S - E, E).astype(np.float32) * np.float32(2.0**-44)  # RN_float32, scaled
     bad = bad[:, None] | ~np.isfinite(g)
-    product = _product(np.where(bad, 0, g).astype(np.float32), _product(part, r))
-    grad = np.where(at, product, np.float32(0) - product)
+    probability = product(part.astype(np.float64), r.astype(np.float64))
+    share = product(np.where(bad, 0, g).astype(np.float64), probability.astype(np.float64))
+    grad = np.where(at, share, np.float32(0) - share)
     return narrow(np.where(bad, np.float32(np.nan), grad), np.asarray(logits).dtype).reshape(np.shape(logits))

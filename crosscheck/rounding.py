@@ -49,6 +49,12 @@ def to_float32(exact24: Array) -> Array:
         return np.where(np.abs(exact24) < TINY, 0.0, exact24).astype(np.float32)
 
 
+def product(a: Array, b: Array | np.float64) -> Array:
+    """RN_float32(a b) as if the exponent had no limits, then `to_float32`: float64 a and b of 24 bits each."""
+    significand, exponent = np.frexp(a * b)  # 48 bits at most: exact
+    return to_float32(np.ldexp(significand.astype(np.float32).astype(np.float64), exponent))
+
+
 def flushed(x: ArrayLike) -> Array:
     """Any float type to float32, exactly; magnitudes below 2^-126 count as 0."""
     with np.errstate(invalid="ignore"):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from crosscheck import contract
-from crosscheck.rounding import Array, floats, narrow, to_float32
+from crosscheck.rounding import Array, floats, narrow, product
 
 __all__ = ["embedding", "embedding_fp32", "embedding_grad", "times"]
 
@@ -16,10 +16,7 @@ __all__ = ["embedding", "embedding_fp32", "embedding_grad", "times"]
 def times(x: ArrayLike, scale: float) -> Array:
     """x of any float type times float32(scale), float32; every zero is +0, every NaN the quiet one."""
     with np.errstate(invalid="ignore", over="ignore"):
-        exact = floats("x", x).astype(np.float64) * np.float64(np.float32(scale))  # 48 bits at most: exact
-        significand, exponent = np.frexp(exact)
-        rounded = np.ldexp(np.rint(np.ldexp(significand, 24)), exponent - 24)  # RN to 24 bits
-    return narrow(to_float32(rounded), np.float32)
+        return narrow(product(floats("x", x).astype(np.float64), np.float64(np.float32(scale))), np.float32)
 
 
 def embedding_fp32(token_ids: ArrayLike, weight: ArrayLike, scale: float, *, check_ids: bool = True) -> Array:

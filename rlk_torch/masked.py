@@ -11,7 +11,7 @@ from torch import Tensor
 from rlk_torch.alignment import exponents, integers, largest
 from rlk_torch.checks import check_floats, check_same_device, dtype_name
 from rlk_torch.differentiable import differentiable, gradient_only, together
-from rlk_torch.floats import bits_of, magnitude, narrowed, power_of_two_float64
+from rlk_torch.floats import SMALLEST_NORMAL, bits_of, magnitude, narrowed
 from rlk_torch.products import rounded_sum
 
 _WINDOW = 27
@@ -100,12 +100,11 @@ def _reduce(values: Tensor, mask: Tensor, mean: bool) -> Tensor:
     if not mean:
         return rounded_sum(total, exponent, nonfinite).view(shape)
     count = kept.sum(1)
-    out = _quotient(total, count, exponent - _WINDOW).masked_fill_(nonfinite | (count == 0), float("nan"))
-    return narrowed(out, torch.float32).view(shape)
+    return _quotient(total, count, exponent, nonfinite | (count == 0)).view(shape)
 
 
-def _quotient(total: Tensor, count: Tensor, exponent: Tensor) -> Tensor:
-    """RN_float32(total / count * 2^exponent) with the flush of section 3: |total| < 2^62, count < 2^35, 1 for 0.
+def _quotient(total: Tensor, count: Tensor, exponent: Tensor, nonfinite: Tensor) -> Tensor:
+    """`rounded_sum` of total / count: |total| < 2^62, count < 2^35, 1 for 0.
 
     The dividend is moved up to 61 or 62 bits, so that the quotient has 26 and more; what is left only sets its last
     bit, which lies under every tie of 24 bits.
@@ -115,9 +114,7 @@ def _quotient(total: Tensor, count: Tensor, exponent: Tensor) -> Tensor:
     dividend = size << shift
     quotient = torch.div(dividend, count.clamp(min=1), rounding_mode="floor")
     quotient |= (quotient * count.clamp(min=1) != dividend).long()
-    r = quotient.float().double() * power_of_two_float64(exponent - shift)
-    r = torch.where(total < 0, -r, r)
-    return r.masked_fill_(r.abs() < 2.0**-126, 0.0).float()
+    return rounded_sum(torch.where(total < 0, -quotient, quotient), exponent - shift, nonfinite)
 
 
 def _spread(grad: Tensor, mask: Tensor, dtype: torch.dtype, mean: bool) -> Tensor:
@@ -125,10 +122,11 @@ def _spread(grad: Tensor, mask: Tensor, dtype: torch.dtype, mean: bool) -> Tenso
     share = grad.detach().float()
     if mean:
         size = magnitude(share)
-        normal = size >= 1 << 23
-        significand = torch.where(normal, (size & 0x7FFFFF) | 1 << 23, size).long()
+        normal = size >= SMALLEST_NORMAL
+        significand = torch.where(normal, (size & 0x7FFFFF) | SMALLEST_NORMAL, size).long()
         signed = torch.where(bits_of(share) < 0, -significand, significand)
-        quotient = _quotient(signed, mask.sum(-1), torch.where(normal, (size >> 23) - 150, -149))
+        exponent = torch.where(normal, (size >> 23) - 150, -149) + _WINDOW
+        quotient = _quotient(signed, mask.sum(-1), exponent, torch.zeros_like(normal))
         share = torch.where(share.isfinite(), quotient, share)
     return narrowed(torch.where(mask, share[..., None], 0.0), dtype)
 
