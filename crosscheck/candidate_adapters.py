@@ -20,11 +20,21 @@ from crosscheck.backends import Call, JaxAdapter, TorchAdapter, own_digits, unch
 from crosscheck.gradients import wanted
 from crosscheck.verdict import NotOffered, in_one_line
 
-__all__ = ["BY_NAME", "THIRD", "Candidate", "JaxCandidate", "TorchCandidate", "load"]
+__all__ = ["BY_NAME", "THIRD", "Candidate", "JaxCandidate", "TorchCandidate", "load", "named_by"]
 
 THIRD = "bias as the third"  # among what a candidate takes
 BY_NAME = ("bias", "digits", "check_ids")
 Function = Callable[..., Any]
+
+
+def named_by(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Those of BY_NAME that a function takes; None where it has no signature to read."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (ValueError, TypeError):  # a builtin
+        return None
+    everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return tuple(name for name in BY_NAME if everything or name in parameters)
 
 
 def load(target: str) -> Function:
@@ -97,13 +107,8 @@ class Candidate:
             self.function = load(self.target)
         except ValueError as error:
             return str(error)
-        try:
-            parameters = inspect.signature(self.function).parameters
-        except (ValueError, TypeError):
-            self.bias_third = True
-        else:
-            everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-            self.named = tuple(name for name in BY_NAME if everything or name in parameters)
+        named = named_by(self.function)
+        self.bias_third, self.named = named is None, named or ()
         return None
 
     @property

@@ -1,13 +1,13 @@
 """A function's results, or results that are there, against a golden, case by case: for `assert_matches_golden`."""
 
 import fnmatch
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from crosscheck.backends import JaxAdapter, NumpyAdapter, TorchAdapter, own_digits
 from crosscheck.bits import as_numpy
+from crosscheck.candidate_adapters import named_by
 from crosscheck.cases import Inputs
 from crosscheck.golden_arrays import Whole, difference
 from crosscheck.golden_compare import inputs_of
@@ -98,14 +98,8 @@ class _Caller:
 
     def __init__(self, function: Callable[..., Any], golden: Golden, adapter: Any) -> None:
         self.function, self.golden, self.adapter = function, golden, adapter
-        self.readable = True
-        try:
-            parameters = inspect.signature(function).parameters
-        except (TypeError, ValueError):  # a builtin
-            self.readable, self.named = False, set()
-        else:
-            everything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-            self.named = {"bias", "digits"} if everything else {"bias", "digits"} & set(parameters)
+        named = named_by(function)
+        self.readable, self.named = named is not None, named or ()
 
     def answer(self, case_id: str) -> tuple[Any, str]:
         """The result, and what else there is to say of a difference."""
