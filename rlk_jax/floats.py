@@ -4,14 +4,13 @@ XLA may flush subnormals, fuse a multiply with an add, or cancel casts; integer 
 The twin is rlk_torch/floats.py.
 """
 
-import math
-
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
 SMALLEST_NORMAL = 0x00800000
 INFINITY = 0x7F800000
+MINUS_INFINITY = {"bfloat16": 0xFF80, "float16": 0xFC00, "float32": 0xFF800000}
 QUIET_NAN = {"bfloat16": 0x7FC0, "float16": 0x7E00, "float32": 0x7FC00000}
 
 
@@ -76,21 +75,31 @@ def _float16_bits(bits: Array) -> Array:
     return (jnp.where(size < 113 << 23, small, normal) | ((bits >> 31) << 15)).astype(jnp.uint16)
 
 
-def times(x: Array, factor: float) -> Array:
-    """Float32 x * factor, a float32 number: rounded once as if the exponent had no lower limit, +0 below 2^-126.
+def product(a: Array, b: Array) -> Array:
+    """Float32 a * b, rounded once as if the exponent had no lower limit.
 
-    Significands, from 1 to 2, are multiplied by themselves: XLA may flush what is subnormal.
+    A magnitude below 2^-126 becomes +0, one of 2^128 and more an infinity. Significands, from 1 to 2, are multiplied by
+    themselves: XLA may flush what is subnormal.
     """
+    (one, power), (other, more) = _parts_of(a), _parts_of(b)
+    out = one * other
+    return jnp.where(magnitude(out) >= INFINITY, out, power_of_two_times(out, power + more))
+
+
+def _parts_of(x: Array) -> tuple[Array, Array]:
+    """x = significand * 2^power, 1 <= |significand| < 2; 0, infinities and NaN are their own."""
     size = magnitude(x)
-    subnormal = size < SMALLEST_NORMAL
+    subnormal = size < SMALLEST_NORMAL  # a multiple of 2^-149
     normal = jnp.where(subnormal, lax.bitcast_convert_type(size.astype(jnp.float32), jnp.int32), size)
-    significand, power = math.frexp(factor)
-    one_to_two = lax.bitcast_convert_type((normal & 0x7FFFFF) | 0x3F800000, jnp.float32)
-    product = one_to_two * jnp.float32(2 * significand)
-    product = jnp.where(lax.bitcast_convert_type(x, jnp.int32) < 0, -product, product)
-    exponent = (normal >> 23) - 149 * subnormal.astype(jnp.int32) + (power - 1 - 127)
-    out = jnp.where(size == 0, jnp.float32(0), power_of_two_times(product, exponent))
-    return jnp.where(size >= INFINITY, x * jnp.float32(factor), out)
+    sign = lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(-(2**31))
+    significand = lax.bitcast_convert_type((normal & 0x7FFFFF) | 0x3F800000 | sign, jnp.float32)
+    power = (normal >> 23) - 127 - 149 * subnormal.astype(jnp.int32)
+    return jnp.where((size == 0) | (size >= INFINITY), x, significand), power
+
+
+def times(x: Array, factor: float) -> Array:
+    """Float32 x * factor, a float32 number: `product`."""
+    return product(x, jnp.float32(factor))
 
 
 def scaled(x: Array, factor: float, dtype: DTypeLike) -> Array:

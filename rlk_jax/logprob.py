@@ -3,7 +3,7 @@
 Section 7 of docs/contract.md, whose names (d, D, E, S, b, l) the code keeps. The twin is rlk_torch/logprob.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,11 +18,10 @@ from rlk_jax.differentiable import Term, differentiable, gradient_only
 from rlk_jax.floats import (
     INFINITY,
     QUIET_NAN,
-    SMALLEST_NORMAL,
     flushed,
     magnitude,
     narrowed,
-    power_of_two_times,
+    product,
     widened,
 )
 from rlk_jax.words import Words, difference, leading, shifted_product, to_float32, total
@@ -64,7 +63,7 @@ def selected_logprob(logits: Array | np.ndarray, target_ids: Any, *, check_ids: 
     check_floats("logits", logits, "[..., V]")
     if logits.ndim == 0:
         raise ValueError("logits has shape (); expected [..., V]: add the vocab dimension")
-    check_vocab("logits", logits.shape, logits.shape[-1])
+    check_vocab(f"logits has shape {tuple(logits.shape)}", logits.shape[-1])
     check_same_device(logits, "logits", target_ids=target_ids)
     ids = as_token_ids(target_ids, logits.shape[-1], check_ids, "target_ids")
     check_one_a_row(ids, "logits", logits)
@@ -72,11 +71,11 @@ def selected_logprob(logits: Array | np.ndarray, target_ids: Any, *, check_ids: 
     return _operator()(rows, ids.reshape(-1)).reshape(ids.shape)
 
 
-def check_vocab(name: str, shape: Sequence[int], vocab: int) -> None:
+def check_vocab(got: str, vocab: int) -> None:
     if not 1 <= vocab <= MAX_VOCAB:
         raise ValueError(
-            f"{name} has shape {tuple(shape)}; expected 1 <= V <= {MAX_VOCAB}, the sum of whose exponentials has 63 "
-            "bits: leave out ids that cannot occur"
+            f"{got}; expected 1 <= V <= {MAX_VOCAB}, the sum of whose exponentials has 63 bits: leave out ids that "
+            "cannot occur"
         )
 
 
@@ -123,13 +122,27 @@ def finished(own: Array, targets: Array, top: Array, S: Words, bad: Array) -> Ar
 
 def sums(logits: Array) -> Sums:
     """The largest logit and S of each row [N, V]; of a row whose result is NaN, 0 and anything."""
+    top, bad = out_of_order(largest_logits(logits))
+    return top, total_of(logits, top), bad
+
+
+def largest_logits(logits: Array) -> Array:
+    """M of each row [N, V], -inf where there is nothing: int32 in the order of the values, any NaN last."""
     bits = lax.bitcast_convert_type(flushed(widened(logits)), jnp.int32)
     bits = jnp.where((bits & 0x7FFFFFFF) > INFINITY, QUIET_NAN["float32"], bits)
-    order = jnp.max(bits ^ ((bits >> 31) & 0x7FFFFFFF), axis=1)  # integers in the order of the values, NaN last
+    return jnp.max(bits ^ ((bits >> 31) & 0x7FFFFFFF), axis=1, initial=INFINITY ^ -1)
+
+
+def out_of_order(order: Array) -> tuple[Array, Array]:
+    """The logits that `largest_logits` gave, and whether they are not finite; then 0."""
     largest = order ^ ((order >> 31) & 0x7FFFFFFF)
     bad = (largest & 0x7FFFFFFF) >= INFINITY
-    top = lax.bitcast_convert_type(jnp.where(bad, 0, largest), jnp.float32)
-    return top, total(exponentials(differences(logits, top[:, None])), 1), bad
+    return lax.bitcast_convert_type(jnp.where(bad, 0, largest), jnp.float32), bad
+
+
+def total_of(logits: Array, top: Array) -> Words:
+    """3. S of each row [N, V], or of a part of it, for the largest logits of the whole, which are finite."""
+    return total(exponentials(differences(logits, top[:, None])), 1)
 
 
 def differences(logits: Array, top: Array) -> Array:
@@ -214,30 +227,7 @@ def gradients_of_part(
 
 def gradient_of(part: Words, grad: Array, r: Array) -> Array:
     """RN(g * RN(RN(part) * 2^-44 * r)) for E of a logit, or S - E of the target's: float32."""
-    return _product(grad, to_float32(part, -44) * r)
+    return product(grad, to_float32(part, -44) * r)
 
 
 _gradient = gradient_only(gradients, "selected_logprob")
-
-
-def _product(a: Array, b: Array) -> Array:
-    """RN_float32(a b) with the flush of section 3, for any finite a and b in [2^-63, 1], or 0.
-
-    Two numbers near 1 are multiplied, so that 24 bits are kept whatever the size, and the exponents added last.
-    """
-    small = magnitude(a) < SMALLEST_NORMAL
-    counted = magnitude(a).astype(jnp.float32)  # a subnormal is a multiple of 2^-149
-    size = jnp.where(small, lax.bitcast_convert_type(counted, jnp.int32), magnitude(a))
-    other = magnitude(b)
-    near_one = (_significand(x) for x in (size, other))
-    significand = next(near_one) * next(near_one)
-    exponent = (size >> 23) - 127 - jnp.where(small, 149, 0) + (other >> 23) - 127
-    product = power_of_two_times(significand, exponent)
-    product = jnp.where((size == 0) | (other == 0), jnp.float32(0), product)
-    negative = lax.bitcast_convert_type(a, jnp.int32) < 0
-    return jnp.where(negative & (magnitude(product) > 0), -product, product)
-
-
-def _significand(size: Array) -> Array:
-    """Magnitude bits of a normal number, moved to [1, 2)."""
-    return lax.bitcast_convert_type((size & 0x7FFFFF) | (127 << 23), jnp.float32)

@@ -75,7 +75,9 @@ def masked_mean(values: Array | np.ndarray, mask: Array | np.ndarray, *, axis: i
 def _reduced(name: str, values: Array | np.ndarray, mask: Array | np.ndarray, axis: int | None) -> Array:
     check_floats("values", values, "[...]")
     if not isinstance(mask, Array | np.ndarray):
-        raise TypeError(f"mask is a {type(mask).__name__}; expected an array of the values' shape: convert it first")
+        raise TypeError(
+            f"mask is of type {type(mask).__name__}; expected an array of the values' shape: convert it first"
+        )
     if mask.dtype != jnp.bool:
         raise TypeError(f"mask is {dtype_name(mask)}; expected bool, of the values' shape: compare it with 0 first")
     if mask.shape != values.shape:
@@ -88,7 +90,7 @@ def _reduced(name: str, values: Array | np.ndarray, mask: Array | np.ndarray, ax
     if isinstance(axis, jax.core.Tracer):
         raise TypeError("axis is traced; expected an integer or None: name it in static_argnames of jax.jit")
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
-        raise TypeError(f"axis is a {type(axis).__name__}; expected an integer or None, the axis to leave out")
+        raise TypeError(f"axis is of type {type(axis).__name__}; expected an integer or None, the axis to leave out")
     if axis is None:
         x, kept, axis = x.reshape(-1), kept.reshape(-1), 0
     if not -x.ndim <= axis < x.ndim:

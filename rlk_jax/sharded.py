@@ -110,7 +110,7 @@ def _behind(x: Array, more: int, axis: int) -> Array:
 def as_vocab(vocab: Any) -> int:
     """The rows of the whole weight, a Python integer."""
     if isinstance(vocab, bool) or not isinstance(vocab, int | np.integer):
-        kind = "traced" if isinstance(vocab, jax.core.Tracer) else f"a {type(vocab).__name__}"
+        kind = "traced" if isinstance(vocab, jax.core.Tracer) else f"of type {type(vocab).__name__}"
         raise TypeError(f"vocab is {kind}; expected an integer, the rows of the whole weight")
     if vocab < 0:
         raise ValueError(f"vocab is {vocab}; expected 0 or more")
@@ -119,7 +119,7 @@ def as_vocab(vocab: Any) -> int:
 
 def _integer(name: str, x: Any) -> int:
     if isinstance(x, bool) or not isinstance(x, int | np.integer):
-        raise TypeError(f"{name} is a {type(x).__name__}; expected an integer")
+        raise TypeError(f"{name} is of type {type(x).__name__}; expected an integer")
     return int(x)
 
 
@@ -226,11 +226,12 @@ class Shards:
                         "name the axis in its PartitionSpec"
                     )
 
-    def check_rows(self, rows: int) -> None:
+    def check_rows(self, rows: int, name: str = "weight", unit: str = "rows") -> None:
         if rows != self.rows:
+            whole = f"pad_vocab(weight, {self.size})" if name == "weight" else f"{self.rows * self.size} {unit}"
             raise ValueError(
-                f"weight has {rows} rows; expected {self.rows}, a shard of vocab {self.vocab} over {self.size}: pass "
-                f"pad_vocab(weight, {self.size}) through the PartitionSpec of jax.shard_map"
+                f"{name} has {rows} {unit}; expected {self.rows}, a shard of vocab {self.vocab} over {self.size}: pass "
+                f"{whole} through the PartitionSpec of jax.shard_map"
             )
 
 
@@ -259,7 +260,7 @@ def shards_along(axis_name: Any, vocab: Any = 0) -> Shards:
     return Shards(tuple(axis for axis in axes if axis in tracked), int(np.prod(sizes)), vocab)
 
 
-def without_vmap(function: Callable[..., Array], operator: str) -> Callable[..., Array]:
+def without_vmap(function: Callable[..., Any], operator: str) -> Callable[..., Any]:
     """A function whose `jax.vmap` is refused."""
     single = jax.custom_batching.custom_vmap(function)
 

@@ -14,12 +14,12 @@ from jax import Array
 
 from rlk_jax.alignment import Aligned
 from rlk_jax.differentiable import Term, differentiable
+from rlk_jax.floats import MINUS_INFINITY
 from rlk_jax.lm_head import all_logits, as_arrays, default_digits
 from rlk_jax.lm_head_grad import as_matrix, grad_hidden, terms
 from rlk_jax.sharded import Shards, local, one_column, shards_along, without_vmap
 
 _NAME = "sharded_lm_head"
-_MINUS_INFINITY = {"bfloat16": 0xFF80, "float16": 0xFC00, "float32": 0xFF800000}
 
 
 def sharded_lm_head(
@@ -141,7 +141,7 @@ def _operator(name: str, digits: int, dtype: Any, shards: Shards, gather: bool) 
 
     def logits(hidden: Array, weight: Array | Aligned, bias: Array | None) -> Array:
         out = all_logits(hidden, weight, bias, digits, dtype)
-        return shards.whole(out) if gather else shards.kept_bits(out, 1, _MINUS_INFINITY[dtype.name])
+        return shards.whole(out) if gather else shards.kept_bits(out, 1, MINUS_INFINITY[dtype.name])
 
     return differentiable(without_vmap(logits, name), _terms(dtype, shards, gather))
 

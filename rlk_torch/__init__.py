@@ -12,7 +12,9 @@ from rlk_torch.modules import LMHead
 from rlk_torch.quantized import QuantizedTable, quantize
 from rlk_torch.sharded import shard_range
 from rlk_torch.sharded_embedding import sharded_embedding, sharded_embedding_fp32
+from rlk_torch.sharded_linear_logprob import sharded_linear_logprob
 from rlk_torch.sharded_lm_head import sharded_lm_head, sharded_lm_head_fp32
+from rlk_torch.sharded_logprob import selected_logprob_of_parts, sharded_selected_logprob
 from rlk_torch.sharded_parts import lm_head_of_parts, lm_head_of_parts_fp32
 from rlk_torch.sharded_row_parallel import row_parallel_lm_head, row_parallel_lm_head_fp32
 from rlk_torch.tables import EmbeddingTable
@@ -41,9 +43,12 @@ __all__ = [
     "row_parallel_lm_head_fp32",
     "save_embedding_and_head",
     "selected_logprob",
+    "selected_logprob_of_parts",
     "shard_range",
     "sharded_embedding",
     "sharded_embedding_fp32",
+    "sharded_linear_logprob",
     "sharded_lm_head",
     "sharded_lm_head_fp32",
+    "sharded_selected_logprob",
 ]

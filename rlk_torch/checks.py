@@ -24,7 +24,7 @@ def dtype_name(x: Any) -> str:
 def check_floats(name: str, x: Any, shape: str, ndim: int | None = None) -> None:
     """x is an array of a supported float type, with ndim dimensions where that is given."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}; expected an array of shape {shape}: convert it first")
+        raise TypeError(f"{name} is of type {type(x).__name__}; expected an array of shape {shape}: convert it first")
     if x.layout != torch.strided or x.is_nested:
         raise TypeError(f"{name} has layout {x.layout}; expected a dense array of shape {shape}: convert it first")
     if x.dtype not in FLOAT_DTYPES:
@@ -35,7 +35,7 @@ def check_floats(name: str, x: Any, shape: str, ndim: int | None = None) -> None
 
 def check_digits(digits: Any) -> int:
     if isinstance(digits, bool) or not isinstance(digits, int):
-        raise TypeError(f"digits is a {type(digits).__name__}; expected the integer 2, 3 or 4")
+        raise TypeError(f"digits is of type {type(digits).__name__}; expected the integer 2, 3 or 4")
     if digits not in (2, 3, 4):
         raise ValueError(f"digits is {digits}; expected 2 (coarse), 3 (the default) or 4 (ground truth)")
     return digits
@@ -86,7 +86,7 @@ def as_scale(scale: Any) -> float | None:
     if scale is None:
         return None
     if isinstance(scale, bool) or not isinstance(scale, Real):
-        raise TypeError(f"scale is a {type(scale).__name__}; expected a number or None")
+        raise TypeError(f"scale is of type {type(scale).__name__}; expected a number or None")
     with np.errstate(over="ignore"):
         rounded = float(np.float32(scale))
     if not 2.0**-126 <= abs(rounded) < np.inf:
@@ -99,7 +99,7 @@ def as_padding_idx(padding_idx: Any, vocab: int) -> int | None:
     if padding_idx is None:
         return None
     if isinstance(padding_idx, bool) or not isinstance(padding_idx, int | np.integer):
-        raise TypeError(f"padding_idx is a {type(padding_idx).__name__}; expected an integer or None")
+        raise TypeError(f"padding_idx is of type {type(padding_idx).__name__}; expected an integer or None")
     if not 0 <= padding_idx < vocab:
         raise ValueError(
             f"padding_idx is {padding_idx}; expected 0 <= padding_idx < {vocab}, the vocab: "

@@ -38,31 +38,43 @@ def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def times(x: Tensor, factor: float) -> Tensor:
-    """Float32 x * factor, a float32 number: rounded once as if the exponent had no lower limit, +0 below 2^-126.
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Float32 a * b of finite numbers, rounded once as if the exponent had no lower limit; of others, the processor's.
 
-    The processor's product is that wherever it lies above 2^-126, whatever is done with subnormals; the rest is made
-    of integers.
+    A magnitude below 2^-126 becomes +0, one of 2^128 and more an infinity. The processor's product is that wherever it
+    lies above 2^-126, whatever is done with subnormals; the rest is made of integers.
     """
-    out = x * factor
-    rest = magnitude(out) <= SMALLEST_NORMAL
+    out = a * b
+    size = magnitude(out)
+    small = size <= SMALLEST_NORMAL
+    rest = small & (magnitude(a) > 0) & (magnitude(b) > 0)
+    out.masked_fill_(small, 0.0)
     if bool(rest.any()):
-        out[rest] = _times_in_range(x[rest], factor)
+        out[rest] = _product_in_range(a.expand_as(out)[rest], b.expand_as(out)[rest])
     return out
 
 
-def _times_in_range(x: Tensor, factor: float) -> Tensor:
-    """The same of finite x whose products lie below 2^128: significands, from 1 to 2, by themselves."""
+def _product_in_range(a: Tensor, b: Tensor) -> Tensor:
+    """The same of numbers other than 0 whose products lie below 2^128: significands, from 1 to 2, by themselves."""
+    (one, power), (other, more) = _parts_of(a), _parts_of(b)
+    bits = (one * other).view(torch.int32)
+    exponent = (bits >> 23) + power + more
+    sign = (a.view(torch.int32) ^ b.view(torch.int32)) & -(2**31)
+    return ((exponent << 23) | (bits & 0x7FFFFF) | sign).masked_fill(exponent < 1, 0).view(torch.float32)
+
+
+def _parts_of(x: Tensor) -> tuple[Tensor, Tensor]:
+    """|x| = significand * 2^power, 1 <= significand < 2."""
     size = magnitude(x)
-    subnormal = size < SMALLEST_NORMAL
+    subnormal = size < SMALLEST_NORMAL  # a multiple of 2^-149
     normal = torch.where(subnormal, size.float().view(torch.int32), size)
-    significand, power = significand_and_power(factor)
-    product = ((normal & 0x7FFFFF) | 0x3F800000).view(torch.float32) * abs(significand)
-    exponent = (normal >> 23) - 149 * subnormal.int() + power
-    bits = product.view(torch.int32) + ((exponent - 127) << 23)
-    sign = (x.view(torch.int32) ^ (-1 if factor < 0 else 0)) & -(2**31)
-    zero = (size == 0) | ((product.view(torch.int32) >> 23) + exponent - 127 < 1)
-    return (bits | sign).masked_fill(zero, 0).view(torch.float32)
+    significand = ((normal & 0x7FFFFF) | 0x3F800000).view(torch.float32)
+    return significand, (normal >> 23) - 127 - 149 * subnormal.int()
+
+
+def times(x: Tensor, factor: float) -> Tensor:
+    """Float32 x * factor, a float32 number: `product`."""
+    return product(x, x.new_full((), factor))
 
 
 def significand_and_power(factor: float) -> tuple[float, int]:

@@ -68,15 +68,19 @@ def linear_logprob(
         tensor(-0.6931)
     """
     check_call(hidden, weight, bias, digits)
-    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-        raise ValueError(f"budget is {budget!r}; expected a positive number of bytes for the logits of some rows")
-    check_vocab("weight", weight.shape, weight.shape[0])
+    check_budget(budget)
+    check_vocab(f"weight has shape {tuple(weight.shape)}", weight.shape[0])
     ids = as_token_ids(target_ids, weight.device, weight.shape[0], check_ids, "target_ids")
     check_one_a_row(ids, "hidden", hidden)
     parts = (weight.planes, weight.exponent, weight.nonfinite, weight.origin) if isinstance(weight, Aligned) else None
     plain = None if isinstance(weight, Aligned) else weight
     readable = check_ids and not torch.compiler.is_compiling()
     return _forward(hidden, ids, plain, *(parts or (None,) * 4), bias, digits, readable, min(budget, 2**62))[0]
+
+
+def check_budget(budget: Any) -> None:
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise ValueError(f"budget is {budget!r}; expected a positive number of bytes for the logits of some rows")
 
 
 @torch.library.custom_op("rlk_torch::linear_logprob", mutates_args=())
@@ -97,31 +101,62 @@ def _linear_logprob(
 
     weight, or else the parts of an `Aligned`.
     """
-    whole = _weight(hidden, weight, planes, exponent, nonfinite)
+    whole = weight_of(hidden, weight, planes, exponent, nonfinite)
     vocab, count = whole.shape[0], target_ids.numel()
     ids = as_int64(target_ids)
     bad = (ids < 0) | (ids >= vocab)
     if check_ids and bad.any():
         raise_bad_id(target_ids, vocab, bad, "target_ids")
     rows, targets = hidden.detach().reshape(count, hidden.shape[-1]), ids.masked_fill(bad, 0).reshape(-1)
+
+    def of_block(logits: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        return (*logprobs(logits, targets), logits.gather(1, targets[:, None])[:, 0])
+
+    out, total, seen = of_all_rows(rows, targets, whole, bias, digits, budget // (4 * vocab), of_block)
+    out.masked_fill_(bad.reshape(-1), float("nan"))
+    # The result is no view, so that callers may write into it.
+    return out.view(ids.shape).clone(), total.view(ids.shape), seen.view(torch.int32).view(*ids.shape, 3)
+
+
+_SEEN = ("the largest, NaN where the log-probability is", "the target's", "the largest of all others that lie here")
+
+
+def of_all_rows(
+    hidden: Tensor,
+    targets: Tensor,
+    weight: Weight,
+    bias: Tensor | None,
+    digits: int,
+    most: int,
+    of_block: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+    first: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the operator gives, of [N, K] and targets int64 [N], from the logits of so many rows at a time.
+
+    of_block: logits, targets -> log-probabilities, S, the first two of `_SEEN`. first: as for `RemadeGradLogits`.
+    """
+    count = len(hidden)
     out, seen = hidden.new_empty(count, dtype=torch.float32), hidden.new_empty((count, 3), dtype=torch.float32)
     total = hidden.new_empty(count, dtype=torch.int64)
-    most = max(1, budget // (4 * vocab))
-    step = max(1, -(-count // max(1, -(-count // most))))  # blocks of one size
+    step = max(1, -(-count // max(1, -(-count // max(1, most)))))  # blocks of one size
     for start in range(0, count, step):
         at = slice(start, start + step)
-        logits, columns = local_logits(rows[at], whole, bias, digits, torch.float32), targets[at, None]
-        out[at], total[at], seen[at, 0] = logprobs(logits, targets[at])
-        seen[at, 1] = logits.gather(1, columns)[:, 0]
-        seen[at, 2] = logits.scatter_(1, columns, float("-inf")).amax(1)
-    out.masked_fill_(bad.reshape(-1), float("nan"))
-    return out.view(ids.shape), total.view(ids.shape), seen.view(torch.int32).view(*ids.shape, 3)
+        logits = local_logits(hidden[at], weight, bias, digits, torch.float32)
+        out[at], total[at], seen[at, 0], seen[at, 1] = of_block(logits, targets[at])
+        seen[at, 2] = _largest_other(logits, targets[at] - first)
+    return out, total, seen
 
 
-_SEEN = ("the largest, NaN where the log-probability is", "the target's", "the largest of all others")
+def _largest_other(logits: Tensor, columns: Tensor) -> Tensor:
+    """Of the logits [N, V], which are used up, in all but one column [N] a row, which may lie outside."""
+    if logits.shape[1] == 0:
+        return logits.new_full((len(logits),), float("-inf"))
+    inside, at = (columns >= 0) & (columns < logits.shape[1]), columns.clamp(0, logits.shape[1] - 1)[:, None]
+    left = logits.gather(1, at).masked_fill_(inside[:, None], float("-inf"))
+    return logits.scatter_(1, at, left).amax(1)
 
 
-def _weight(
+def weight_of(
     hidden: Tensor, weight: Tensor | None, planes: Tensor | None, exponent: Tensor | None, nonfinite: Tensor | None
 ) -> Weight:
     if weight is not None:
@@ -131,12 +166,13 @@ def _weight(
 
 
 @dataclass(frozen=True, eq=False)
-class _GradLogits:
+class RemadeGradLogits:
     """The gradients of the logits [N, V], made from hidden states again: `GradLogits` of lm_head_grad.py.
 
     Arguments:
         targets: int64 [N], -1 for a bad id.
         grad, total, seen: float32 [N] the upstream gradient; and what the operator gave.
+        first: the id of the first column, where the weight is a part of the vocab.
     """
 
     hidden: Tensor
@@ -147,6 +183,7 @@ class _GradLogits:
     grad: Tensor
     total: Tensor
     seen: Tensor
+    first: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -160,7 +197,7 @@ class _GradLogits:
         bias = None if self.bias is None else self.bias[first:stop]
         logits = local_logits(self.hidden[rows], some, bias, self.digits, torch.float32)
         parts = self.targets[rows], self.grad[rows], self.total[rows], self.seen[rows, 0]
-        return gradients(logits, *parts, start=first)
+        return gradients(logits, *parts, start=self.first + first)
 
     def largest(self, rows: slice) -> Tensor:
         """E falls where d rises: of all logits but the target's, the largest has the largest gradient."""
@@ -189,22 +226,28 @@ def _gradients(
     wanted: str,
 ) -> Tensor:
     """The gradient of what is wanted: "hidden", "weight" or "bias"."""
-    whole, count = _weight(hidden, weight, planes, exponent, nonfinite), target_ids.numel()
+    whole, count = weight_of(hidden, weight, planes, exponent, nonfinite), target_ids.numel()
     vocab, ids = whole.shape[0], as_int64(target_ids).reshape(-1)
     ids = torch.where((ids >= 0) & (ids < vocab), ids, -1)
     rows = hidden.detach().reshape(count, hidden.shape[-1])
     bits = seen.view(torch.float32).view(count, 3)
-    source = _GradLogits(rows, whole, bias, digits, ids, grad.detach().reshape(-1), total.reshape(-1), bits)
+    source = RemadeGradLogits(rows, whole, bias, digits, ids, grad.detach().reshape(-1), total.reshape(-1), bits)
     if wanted == "hidden":
         return grad_hidden(source, whole, hidden.dtype).view(hidden.shape)
     of = bias if wanted == "bias" else weight
     assert of is not None
+    return of_shared(source, of, wanted, budget)
+
+
+def of_shared(source: RemadeGradLogits, of: Tensor, wanted: str, budget: int) -> Tensor:
+    """The gradient of the weight or the bias, whose rows have a sum each: a part of the vocab at a time."""
+    count, vocab = source.shape
     out = torch.zeros_like(of, memory_format=torch.contiguous_format)
     step = max(1, min(vocab, budget // (4 * max(1, count))))
     for start in range(0, vocab if count else 0, step):
         at = slice(start, start + step)
         some = source[:, at]
-        out[at] = grad_bias(some, of.dtype) if wanted == "bias" else grad_weight(some, rows, of.dtype)
+        out[at] = grad_bias(some, of.dtype) if wanted == "bias" else grad_weight(some, source.hidden, of.dtype)
     return out
 
 
@@ -216,23 +259,9 @@ def _(hidden: Tensor, target_ids: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tens
 
 
 @_gradients.register_fake
-def _(
-    grad: Tensor,
-    hidden: Tensor,
-    target_ids: Tensor,
-    total: Tensor,
-    seen: Tensor,
-    weight: Tensor | None,
-    planes: Tensor | None,
-    exponent: Tensor | None,
-    nonfinite: Tensor | None,
-    bias: Tensor | None,
-    digits: int,
-    budget: int,
-    wanted: str,
-) -> Tensor:
+def _(grad: Tensor, *args: Any) -> Tensor:
+    hidden, _, _, _, weight, _, _, _, bias, _, _, wanted = args
     of = {"hidden": hidden, "weight": weight, "bias": bias}[wanted]
-    assert of is not None
     return torch.empty_like(of, memory_format=torch.contiguous_format)
 
 

@@ -3,7 +3,6 @@
 Section 7 of docs/contract.md, whose names (d, D, E, S, b, l) the code keeps. The twin is rlk_jax/logprob.py.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from rlk_torch.checks import as_int64, as_token_ids, check_floats, raise_bad_id
 from rlk_torch.devices import has_triton
 from rlk_torch.differentiable import differentiable, gradient_only, together
-from rlk_torch.floats import flushed, narrowed, power_of_two
+from rlk_torch.floats import flushed, narrowed, power_of_two, product
 
 MAX_VOCAB = 2**18  # so that S stays below 2^63
 _LOG2E = 1549082005  # log2(e), 30 bits
@@ -53,18 +52,18 @@ def selected_logprob(logits: Tensor, target_ids: Any, *, check_ids: bool = True)
     check_floats("logits", logits, "[..., V]")
     if logits.ndim == 0:
         raise ValueError("logits has shape (); expected [..., V]: add the vocab dimension")
-    check_vocab("logits", logits.shape, logits.shape[-1])
+    check_vocab(f"logits has shape {tuple(logits.shape)}", logits.shape[-1])
     ids = as_token_ids(target_ids, logits.device, logits.shape[-1], check_ids, "target_ids", "logits")
     check_one_a_row(ids, "logits", logits)
     readable = check_ids and not torch.compiler.is_compiling()
     return _forward(logits, ids, readable, "")[0]
 
 
-def check_vocab(name: str, shape: Sequence[int], vocab: int) -> None:
+def check_vocab(got: str, vocab: int) -> None:
     if not 1 <= vocab <= MAX_VOCAB:
         raise ValueError(
-            f"{name} has shape {tuple(shape)}; expected 1 <= V <= {MAX_VOCAB}, the sum of whose exponentials has 63 "
-            "bits: leave out ids that cannot occur"
+            f"{got}; expected 1 <= V <= {MAX_VOCAB}, the sum of whose exponentials has 63 bits: leave out ids that "
+            "cannot occur"
         )
 
 
@@ -93,17 +92,22 @@ def _selected_logprob(
     rows = logits.detach().reshape(ids.numel(), logits.shape[-1])
     out, total, top = logprobs(rows, ids.masked_fill(bad, 0).reshape(-1), implementation)
     out.masked_fill_(bad.reshape(-1), float("nan"))
-    return out.view(ids.shape), total.view(ids.shape), top.view(torch.int32).view(ids.shape)
+    # The result is no view, so that callers may write into it.
+    return out.view(ids.shape).clone(), total.view(ids.shape), top.view(torch.int32).view(ids.shape)
 
 
 def logprobs(logits: Tensor, targets: Tensor, implementation: str = "") -> tuple[Tensor, Tensor, Tensor]:
     """[N, V] and good int64 [N] -> the log-probabilities, S and the largest logits, NaN where that is the result."""
     top, total, bad = sums(logits, implementation or default_implementation(logits.device))
-    d = differences(logits.gather(1, targets[:, None])[:, 0], top)
+    out = finished(logits.gather(1, targets[:, None])[:, 0], top, total, bad)
+    return out, total, top.masked_fill_(bad, float("nan"))
+
+
+def finished(own: Tensor, top: Tensor, total: Tensor, bad: Tensor) -> Tensor:
+    """4. and 5. for the targets' logits and what `sums` gave."""
     log = _ln(total).float() * 2.0**-26  # RN_float32(l), scaled
-    out = 0.0 - flushed(d + log)
-    out.masked_fill_(bad, float("nan"))
-    return narrowed(out, torch.float32), total, top.masked_fill_(bad, float("nan"))
+    out = 0.0 - flushed(differences(own, top) + log)
+    return narrowed(out.masked_fill_(bad, float("nan")), torch.float32)
 
 
 def sums(logits: Tensor, implementation: str) -> Sums:
@@ -112,24 +116,34 @@ def sums(logits: Tensor, implementation: str) -> Sums:
         from rlk_torch.logprob_triton import sums_triton
 
         top, total = sums_triton(logits)
-    else:
-        rows = len(logits)
-        top = logits.new_full((rows,), float("-inf"), dtype=torch.float32)
-        total = logits.new_zeros(rows, dtype=torch.int64)
-        for at, columns in _blocks(logits):
-            torch.maximum(top[at], flushed(logits[at, columns].float()).amax(1), out=top[at])  # NaN is kept
-        clean = top.masked_fill(~top.isfinite(), 0.0)
-        for at, columns in _blocks(logits):
-            total[at] += exponentials(differences(logits[at, columns], clean[at, None])).sum(1)
+        bad = ~top.isfinite()
+        return top.masked_fill_(bad, 0.0), total, bad
+    top = largest_logits(logits)
     bad = ~top.isfinite()
-    return top.masked_fill_(bad, 0.0), total, bad
+    return top.masked_fill_(bad, 0.0), total_of(logits, top), bad
+
+
+def largest_logits(logits: Tensor) -> Tensor:
+    """M of each row [N, V], float32: NaN where there is one, -inf where there is nothing."""
+    top = logits.new_full((len(logits),), float("-inf"), dtype=torch.float32)
+    for at, columns in _blocks(logits):
+        torch.maximum(top[at], flushed(logits[at, columns].float()).amax(1), out=top[at])  # NaN is kept
+    return top
+
+
+def total_of(logits: Tensor, top: Tensor) -> Tensor:
+    """3. S of each row [N, V], or of a part of it, for the largest logits of the whole, which are finite."""
+    total = logits.new_zeros(len(logits), dtype=torch.int64)
+    for at, columns in _blocks(logits):
+        total[at] += exponentials(differences(logits[at, columns], top[at, None])).sum(1)
+    return total
 
 
 def _blocks(logits: Tensor) -> Any:
     """Blocks of rows, and of columns where a row is larger than a block."""
     rows, vocab = logits.shape
     block = _BLOCK if logits.device.type == "cpu" else _BLOCK_GPU
-    step, width = max(1, block // vocab), min(vocab, block)
+    step, width = max(1, block // max(1, vocab)), max(1, min(vocab, block))
     for first in range(0, rows, step):
         for start in range(0, vocab, width):
             yield slice(first, first + step), slice(start, start + width)
@@ -195,6 +209,8 @@ def gradients(
     0 for a target of -1. start: the id of the first column, where the logits are a part of the vocab.
     """
     out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    if out.numel() == 0:
+        return out
     bad = ~top.isfinite() | ~grad.isfinite()
     r, top = reciprocal(total), top.masked_fill(bad, 0.0)
     if (implementation or default_implementation(logits.device)) == "triton":
@@ -215,31 +231,26 @@ def gradients(
 
 def gradient_of(part: Tensor, grad: Tensor, r: Tensor) -> Tensor:
     """RN(g * RN(RN(part) * 2^-44 * r)) for E of a logit, or S - E of the target's: float32."""
-    return _product(grad.double(), (part.float() * 2.0**-44).mul_(r))
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """RN_float32(a b) with the flush of section 3, for float64 a of 24 bits and float32 b in [2^-63, 1], or 0.
-
-    The product is exact in float64. Below 1 it is rounded 2^64 times larger, where float32 still has 24 bits.
-    """
-    exact = a * b
-    small = exact.abs() < 1.0
-    rounded = torch.where(small, exact * 2.0**64, exact).float()
-    rounded.masked_fill_(small & (rounded.abs() < 2.0**-62), 0.0)
-    return torch.where(small, rounded.double() * 2.0**-64, rounded.double()).float()
+    return product(grad, (part.float() * 2.0**-44).mul_(r))
 
 
 @torch.library.custom_op("rlk_torch::selected_logprob_grad", mutates_args=())
-def _logits_gradient(
-    grad: Tensor, logits: Tensor, target_ids: Tensor, total: Tensor, top: Tensor, implementation: str
+def part_gradient(
+    grad: Tensor,
+    logits: Tensor,
+    target_ids: Tensor,
+    total: Tensor,
+    top: Tensor,
+    implementation: str,
+    start: int,
+    vocab: int,
 ) -> Tensor:
-    """A bad id, which was not read, has no gradient."""
+    """Of logits from the id start on, of so many. A bad id, which was not read, has no gradient."""
     ids = as_int64(target_ids).reshape(-1)
-    ids = torch.where((ids >= 0) & (ids < logits.shape[-1]), ids, -1)
+    ids = torch.where((ids >= 0) & (ids < vocab), ids, -1)
     rows = logits.detach().reshape(ids.numel(), logits.shape[-1])
     grad, total, top = (x.reshape(-1) for x in (grad.detach(), total, top.view(torch.float32)))
-    return gradients(rows, ids, grad, total, top, implementation).view(logits.shape)
+    return gradients(rows, ids, grad, total, top, implementation, start).view(logits.shape)
 
 
 @_selected_logprob.register_fake
@@ -250,8 +261,17 @@ def _(logits: Tensor, target_ids: Tensor, check_ids: bool, implementation: str) 
     return out, total, top
 
 
-@_logits_gradient.register_fake
-def _(grad: Tensor, logits: Tensor, target_ids: Tensor, total: Tensor, top: Tensor, implementation: str) -> Tensor:
+@part_gradient.register_fake
+def _(
+    grad: Tensor,
+    logits: Tensor,
+    target_ids: Tensor,
+    total: Tensor,
+    top: Tensor,
+    implementation: str,
+    start: int,
+    vocab: int,
+) -> Tensor:
     return torch.empty_like(logits, memory_format=torch.contiguous_format)
 
 
@@ -261,9 +281,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return logits_gradient(grad, *ctx.saved_tensors, ctx.implementation), None, None, None
+    logits = ctx.saved_tensors[0]
+    found = _logits_gradient(grad, *ctx.saved_tensors, ctx.implementation, 0, logits.shape[-1])
+    return found, None, None, None
 
 
-_logits_gradient.register_vmap(together(5)(_logits_gradient))
-logits_gradient = gradient_only(_logits_gradient, "selected_logprob")
+part_gradient.register_vmap(together(5)(part_gradient))
+_logits_gradient = gradient_only(part_gradient, "selected_logprob")
 _forward = differentiable("selected_logprob", _selected_logprob, _save, _backward, together(2, 3))

@@ -71,7 +71,9 @@ def masked_mean(values: Tensor, mask: Tensor, *, axis: int | None = None) -> Ten
 def _reduced(name: str, values: Tensor, mask: Tensor, axis: int | None) -> Tensor:
     check_floats("values", values, "[...]")
     if not isinstance(mask, Tensor):
-        raise TypeError(f"mask is a {type(mask).__name__}; expected an array of the values' shape: convert it first")
+        raise TypeError(
+            f"mask is of type {type(mask).__name__}; expected an array of the values' shape: convert it first"
+        )
     if mask.dtype != torch.bool:
         raise TypeError(f"mask is {dtype_name(mask)}; expected bool, of the values' shape: compare it with 0 first")
     if mask.shape != values.shape:
@@ -81,7 +83,7 @@ def _reduced(name: str, values: Tensor, mask: Tensor, axis: int | None) -> Tenso
         )
     check_same_device(values.device, "values", mask=mask)
     if axis is not None and (isinstance(axis, bool) or not isinstance(axis, int)):
-        raise TypeError(f"axis is a {type(axis).__name__}; expected an integer or None, the axis to leave out")
+        raise TypeError(f"axis is of type {type(axis).__name__}; expected an integer or None, the axis to leave out")
     if axis is None:
         values, mask, axis = values.reshape(-1), mask.reshape(-1), 0
     if not -values.ndim <= axis < values.ndim:

@@ -89,7 +89,9 @@ def check_quantized(values: Any, scale: Any) -> None:
     """The parts of a quantized table."""
     for name, x, shape in (("values", values, "[V, H]"), ("scale", scale, "[V]")):
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name} is a {type(x).__name__}; expected an array of shape {shape}: convert it first")
+            raise TypeError(
+                f"{name} is of type {type(x).__name__}; expected an array of shape {shape}: convert it first"
+            )
     if values.dtype != torch.int8:
         raise TypeError(f"values has dtype {dtype_name(values)}; expected int8: quantize(weight) makes them")
     if scale.dtype not in _PLAIN:

@@ -51,7 +51,7 @@ def shard_range(vocab: int, shards: int, index: int) -> tuple[int, int]:
 def as_vocab(vocab: Any) -> int:
     """The rows of the whole weight, a Python integer."""
     if isinstance(vocab, bool) or not isinstance(vocab, int | np.integer):
-        raise TypeError(f"vocab is a {type(vocab).__name__}; expected an integer, the rows of the whole weight")
+        raise TypeError(f"vocab is of type {type(vocab).__name__}; expected an integer, the rows of the whole weight")
     if vocab < 0:
         raise ValueError(f"vocab is {vocab}; expected 0 or more")
     return int(vocab)
@@ -59,7 +59,7 @@ def as_vocab(vocab: Any) -> int:
 
 def _integer(name: str, x: Any) -> int:
     if isinstance(x, bool) or not isinstance(x, int | np.integer):
-        raise TypeError(f"{name} is a {type(x).__name__}; expected an integer")
+        raise TypeError(f"{name} is of type {type(x).__name__}; expected an integer")
     return int(x)
 
 
@@ -161,7 +161,7 @@ def ranks_of(group: Any, weight: Any) -> Ranks:
         raise ValueError("this rank is not in group; expected a call on the ranks of the group alone")
     elif group is not None and not isinstance(group, dist.ProcessGroup):
         raise TypeError(
-            f"group is a {type(group).__name__}; expected a process group of torch.distributed, or None for its "
+            f"group is of type {type(group).__name__}; expected a process group of torch.distributed, or None for its "
             "default: of a mesh, pass get_group()"
         )
     backends = dist.get_backend_config(group).split(",")
@@ -201,21 +201,22 @@ def check_plain(name: str, x: Any) -> None:
         raise TypeError(f"{name} is a DTensor; expected a plain array: pass {name}.to_local() or full_tensor()")
 
 
-def check_device(x: Tensor, ranks: Ranks) -> None:
+def check_device(x: Tensor, ranks: Ranks, name: str = "weight") -> None:
     if x.device.type not in ranks.devices:
         raise ValueError(
-            f"weight is on {x.device} and the group exchanges arrays on {' and '.join(ranks.devices)}; "
+            f"{name} is on {x.device} and the group exchanges arrays on {' and '.join(ranks.devices)}; "
             "expected one of them: move the arrays, or pass a group of another backend"
         )
 
 
-def check_rows(rows: int, vocab: int, ranks: Ranks) -> int:
-    """The first row of this rank's shard, whose size is that of `shard_range`."""
+def check_rows(rows: int, vocab: int, ranks: Ranks, name: str = "weight", unit: str = "rows") -> int:
+    """The first row, or column, of this rank's shard, whose size is that of `shard_range`."""
     start, end = shard_range(vocab, ranks.size, ranks.rank)
     if rows != end - start:
         raise ValueError(
-            f"weight has {rows} rows on rank {ranks.rank} of {ranks.size}; expected {end - start}, the rows {start} to "
-            f"{end} of {vocab}: divide it as shard_range({vocab}, {ranks.size}, {ranks.rank}) or torch.chunk do"
+            f"{name} has {rows} {unit} on rank {ranks.rank} of {ranks.size}; expected {end - start}, the {unit} "
+            f"{start} to {end} of {vocab}: divide it as shard_range({vocab}, {ranks.size}, {ranks.rank}) or "
+            "torch.chunk do"
         )
     return start
 

@@ -18,7 +18,7 @@ from rlk_torch.sharded import Ranks
 
 OPERATORS = (
     "sharded_embedding", "sharded_embedding_fp32", "sharded_lm_head", "sharded_lm_head_fp32", "row_parallel_lm_head",
-    "row_parallel_lm_head_fp32",
+    "row_parallel_lm_head_fp32", "sharded_selected_logprob", "sharded_linear_logprob",
 )  # fmt: skip
 _SIZE = 48  # of a record, the same for all operators
 _SIZES = 8  # of a shape, the last ones

@@ -1,6 +1,6 @@
 """Programs around the sharded operators of rlk_jax, and what their devices exchange."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from bit_arrays import BFLOAT16, random_bits
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from mesh_values import SHARDED, drawn, expected, padded
-from meshes import mesh_of, sharded, with_gradients
+from meshes import exchanged, mesh_of, sharded, with_gradients
 
 import rlk_jax
 from crosscheck.bits import assert_bits_equal
@@ -116,14 +116,5 @@ EXCHANGED: dict[str, tuple[Callable[..., Any], Any, Any, list[str]]] = {
 def check_devices_exchange_integers_and_no_more_than_they_need() -> None:
     for name, (function, ins, arguments, wanted) in EXCHANGED.items():
         traced = jax.make_jaxpr(jax.shard_map(function, mesh=TWO, in_specs=ins, out_specs=SHARDED))(*arguments)
-        found = [str(x.aval.dtype) for x in _exchanged(traced.jaxpr)]
+        found = [str(x.aval.dtype) for x in exchanged(traced.jaxpr)]
         assert found == wanted, (name, found)
-
-
-def _exchanged(jaxpr: Any) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        if any(word in equation.primitive.name for word in ("psum", "pmax", "pmin", "all_gather", "all_to", "permute")):
-            yield from equation.invars
-        for inner in jax.tree.leaves(equation.params):
-            if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
-                yield from _exchanged(getattr(inner, "jaxpr", inner))

@@ -24,17 +24,9 @@ from mesh_programs import (
     rows_of,
 )
 from mesh_values import SHARDED
+from meshes import refused
 
 import rlk_jax
-
-
-def refused(error: type[Exception], text: str, function: Callable[..., Any], *arguments: Any) -> None:
-    try:
-        jax.jit(function).lower(*arguments)
-    except error as raised:
-        assert str(raised) == text, f"{raised} is not {text}"
-    else:
-        raise AssertionError(f"nothing was refused; expected: {text}")
 
 
 def on_two(function: Callable[..., Any], *ins: Any, **options: Any) -> Callable[..., Any]:
@@ -152,7 +144,7 @@ def check_values_that_are_wrong() -> None:
     one = jnp.int32(7)
     refused(ValueError, "vocab is -1; expected 0 or more", vocab_of(-1), WEIGHTS, one)
     refused(ValueError, "vocab is 2147483648; expected fewer than 2^31 rows", vocab_of(2**31), WEIGHTS, one)
-    text = "vocab is a float; expected an integer, the rows of the whole weight"
+    text = "vocab is of type float; expected an integer, the rows of the whole weight"
     refused(TypeError, text, vocab_of(7.0), WEIGHTS, one)
     text = "vocab is traced; expected an integer, the rows of the whole weight"
     refused(TypeError, text, vocab_of(None), WEIGHTS, one)

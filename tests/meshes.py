@@ -3,7 +3,7 @@
 import importlib
 import json
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -61,3 +61,22 @@ def with_gradients(function: Callable[..., Any], wanted: Sequence[int]) -> Calla
         return (out, *pull(upstream))
 
     return both
+
+
+def refused(error: type[Exception], text: str, function: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        jax.jit(function).lower(*arguments)
+    except error as raised:
+        assert str(raised) == text, f"{raised} is not {text}"
+    else:
+        raise AssertionError(f"nothing was refused; expected: {text}")
+
+
+def exchanged(jaxpr: Any) -> Iterator[Any]:
+    """What devices exchange in a program, in its order."""
+    for equation in jaxpr.eqns:
+        if any(word in equation.primitive.name for word in ("psum", "pmax", "pmin", "all_gather", "all_to", "permute")):
+            yield from equation.invars
+        for inner in jax.tree.leaves(equation.params):
+            if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+                yield from exchanged(getattr(inner, "jaxpr", inner))

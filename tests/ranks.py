@@ -89,9 +89,11 @@ def _join(rank: int, size: int, backend: str, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
+    named: dict[str, Any] = {}
     if backend == "nccl":
         global DEVICE
         DEVICE = f"cuda:{rank}"
         torch.cuda.set_device(rank)
+        named = {"device_id": torch.device(DEVICE)}  # else a barrier warns, and warnings are errors
     store = f"file://{folder / 'store'}"
-    dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=PATIENCE, **named)

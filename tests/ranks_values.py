@@ -20,7 +20,7 @@ BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     """The same on every rank."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(ranks.DEVICE, dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(ranks.DEVICE, dtype)
 
 
 def ids_of(values: Any) -> Tensor:

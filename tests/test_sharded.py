@@ -125,9 +125,9 @@ def test_the_rows_of_a_shard_are_those_of_torch_chunk(package):
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        (("8", 2, 0), TypeError, "vocab is a str; expected an integer, the rows of the whole weight"),
-        ((8, True, 0), TypeError, "shards is a bool; expected an integer"),
-        ((8, 2, 0.0), TypeError, "index is a float; expected an integer"),
+        (("8", 2, 0), TypeError, "vocab is of type str; expected an integer, the rows of the whole weight"),
+        ((8, True, 0), TypeError, "shards is of type bool; expected an integer"),
+        ((8, 2, 0.0), TypeError, "index is of type float; expected an integer"),
         ((-1, 2, 0), ValueError, "vocab is -1; expected 0 or more"),
         ((8, 0, 0), ValueError, "shards is 0; expected 1 or more"),
         ((8, 2, 2), ValueError, "index is 2; expected 0 <= index < 2, the shards"),

@@ -74,7 +74,7 @@ def test_the_gradient_of_padding_is_that_of_the_rows():
         ),
         ((jnp.float32(1), 2), ValueError, "weight has shape (); expected [V, ...]: add the vocab dimension"),
         ((jnp.ones(3), 0), ValueError, "shards is 0; expected 1 or more"),
-        ((jnp.ones(3), 2.0), TypeError, "shards is a float; expected an integer"),
+        ((jnp.ones(3), 2.0), TypeError, "shards is of type float; expected an integer"),
     ],
 )
 def test_what_is_not_padded(arguments, error, text):

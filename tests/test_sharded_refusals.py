@@ -46,11 +46,17 @@ OF_WEIGHT = {
     "sharded_lm_head": lambda w: rlk_torch.sharded_lm_head(hidden(), w, vocab=VOCAB, gather=True),
     "row_parallel_lm_head": lambda w: rlk_torch.row_parallel_lm_head(hidden(), w),
     "lm_head_of_parts": lambda w: rlk_torch.lm_head_of_parts([hidden()], [w]),
+    "sharded_linear_logprob": lambda w: rlk_torch.sharded_linear_logprob(hidden(), w, [0, 3], vocab=VOCAB),
+    "sharded_selected_logprob": lambda w: rlk_torch.sharded_selected_logprob(w, [0, 1, 2, 0], vocab=WIDTH),
+    "selected_logprob_of_parts": lambda w: rlk_torch.selected_logprob_of_parts([w], [0, 1, 2, 0]),
 }
 OF_HIDDEN = {
     "sharded_lm_head": lambda h: rlk_torch.sharded_lm_head(h, weight(), vocab=VOCAB),
     "row_parallel_lm_head": lambda h: rlk_torch.row_parallel_lm_head(h, weight()),
     "lm_head_of_parts": lambda h: rlk_torch.lm_head_of_parts([h], [weight()]),
+    "sharded_linear_logprob": lambda h: rlk_torch.sharded_linear_logprob(h, weight(), [0, 3], vocab=VOCAB),
+    "sharded_selected_logprob": lambda h: rlk_torch.sharded_selected_logprob(h, [0, 2], vocab=WIDTH),
+    "selected_logprob_of_parts": lambda h: rlk_torch.selected_logprob_of_parts([h], [0, 2]),
 }
 of_weight = pytest.mark.parametrize("name", OF_WEIGHT)
 of_hidden = pytest.mark.parametrize("name", OF_HIDDEN)
@@ -60,9 +66,9 @@ of_hidden = pytest.mark.parametrize("name", OF_HIDDEN)
     ("call", "kind", "text"),
     [
         (lambda: rlk_torch.sharded_embedding([0], weight(), "4"), TypeError,
-         "vocab is a str; expected an integer, the rows of the whole weight"),
+         "vocab is of type str; expected an integer, the rows of the whole weight"),
         (lambda: rlk_torch.sharded_lm_head(hidden(), weight(), vocab=None), TypeError,
-         "vocab is a NoneType; expected an integer, the rows of the whole weight"),
+         "vocab is of type NoneType; expected an integer, the rows of the whole weight"),
         (lambda: rlk_torch.sharded_lm_head(hidden(), weight(), vocab=5), ValueError,
          "weight has 4 rows on rank 0 of 1; expected 5, the rows 0 to 5 of 5: divide it as shard_range(5, 1, 0) or "
          "torch.chunk do"),
@@ -74,8 +80,28 @@ of_hidden = pytest.mark.parametrize("name", OF_HIDDEN)
         (lambda: rlk_torch.sharded_lm_head(hidden(), rlk_torch.align(weight(), 3), vocab=VOCAB), ValueError,
          "weight is aligned with 3 digits and the call uses 4; expected one number: align(weight, 4), or digits=3"),
         (lambda: rlk_torch.row_parallel_lm_head(hidden(), weight(), group=init_device_mesh("cpu", (1,))), TypeError,
-         "group is a DeviceMesh; expected a process group of torch.distributed, or None for its default: of a mesh, "
-         "pass get_group()"),
+         "group is of type DeviceMesh; expected a process group of torch.distributed, or None for its default: of a "
+         "mesh, pass get_group()"),
+        (lambda: rlk_torch.sharded_selected_logprob(weight(), [0] * 4, vocab=4), ValueError,
+         "logits has 3 columns on rank 0 of 1; expected 4, the columns 0 to 4 of 4: divide it as shard_range(4, 1, 0) "
+         "or torch.chunk do"),
+        (lambda: rlk_torch.sharded_selected_logprob(weight(), [0] * 4, vocab=None), TypeError,
+         "vocab is of type NoneType; expected an integer, the rows of the whole weight"),
+        (lambda: rlk_torch.sharded_selected_logprob(weight(), [0] * 4, vocab=2**18 + 1), ValueError,
+         "vocab is 262145; expected 1 <= V <= 262144, the sum of whose exponentials has 63 bits: leave out ids that "
+         "cannot occur"),
+        (lambda: rlk_torch.sharded_linear_logprob(hidden(), weight()[:0], [0, 0], vocab=0), ValueError,
+         "vocab is 0; expected 1 <= V <= 262144, the sum of whose exponentials has 63 bits: leave out ids that cannot "
+         "occur"),
+        (lambda: rlk_torch.sharded_selected_logprob(weight(), [0], vocab=WIDTH), ValueError,
+         "target_ids has shape (1,) and logits (4, 3); expected (4,), one id a row of logits"),
+        (lambda: rlk_torch.sharded_selected_logprob(torch.zeros(()), 0, vocab=1), ValueError,
+         "logits has shape (); expected [..., V_r]: add the vocab dimension"),
+        (lambda: rlk_torch.sharded_linear_logprob(hidden(), weight(), [0, 4], vocab=VOCAB), IndexError,
+         "target_ids[1] is 4; expected 0 <= id < 4, the vocab: check the tokenizer against the table, or mask padding "
+         "ids first"),
+        (lambda: rlk_torch.sharded_linear_logprob(hidden(), weight(), [0, 1], vocab=VOCAB, budget=0), ValueError,
+         "budget is 0; expected a positive number of bytes for the logits of some rows"),
     ],
 )  # fmt: skip
 def test_arguments_that_do_not_meet(call, kind, text):
@@ -103,6 +129,12 @@ def test_arguments_that_do_not_meet(call, kind, text):
          "hidden is a DTensor; expected a plain array: pass hidden.to_local() or full_tensor()"),
         (lambda: rlk_torch.sharded_lm_head(hidden(), weight(), on_mesh(torch.ones(VOCAB), Shard(0)), vocab=VOCAB),
          TypeError, "bias is a DTensor and weight is none; expected both to be: pass bias.to_local()"),
+        (lambda: rlk_torch.sharded_linear_logprob(hidden(), on_mesh(weight(), Replicate()), [0, 1], vocab=None),
+         ValueError, "weight is a DTensor placed R; expected Shard(0): redistribute it first"),
+        (lambda: rlk_torch.sharded_selected_logprob(on_mesh(weight(), Shard(1)), [0] * 4, vocab=WIDTH), TypeError,
+         "logits is a DTensor; expected a plain array: pass logits.to_local() or full_tensor()"),
+        (lambda: rlk_torch.sharded_selected_logprob(weight(), on_mesh(torch.zeros(4).int(), Shard(0)), vocab=WIDTH),
+         TypeError, "target_ids is a DTensor; expected a plain array: pass target_ids.to_local() or full_tensor()"),
     ],
 )  # fmt: skip
 def test_dtensors_that_are_placed_otherwise(call, kind, text):
@@ -140,13 +172,15 @@ def test_vmap(name):
 
 
 @pytest.mark.parametrize("transform", ["vmap", "is_grads_batched"])
-def test_vmap_over_the_gradient_that_is_exchanged(transform):
-    with pytest.raises(NotImplementedError, match=r"^vmap over the gradient of sharded_lm_head is not offered"):
+@pytest.mark.parametrize("name", ["sharded_lm_head", "sharded_linear_logprob", "sharded_selected_logprob"])
+def test_vmap_over_the_gradient_of_a_sharded_call(name, transform):
+    with pytest.raises(NotImplementedError, match=rf"^vmap over the gradient of {name} .*is not offered"):
         if transform == "vmap":
-            torch.func.jacrev(OF_HIDDEN["sharded_lm_head"])(hidden())
+            torch.func.jacrev(OF_HIDDEN[name])(hidden())
         else:
             x = hidden().requires_grad_()
-            torch.autograd.grad(OF_HIDDEN["sharded_lm_head"](x), x, torch.ones(2, 2, VOCAB), is_grads_batched=True)
+            value = OF_HIDDEN[name](x)
+            torch.autograd.grad(value, x, torch.ones(2, *value.shape), is_grads_batched=True)
 
 
 @of_weight
@@ -165,14 +199,18 @@ def test_forward_mode(name, ask):
 def test_second_derivatives(name):
     x = hidden().requires_grad_()
     (gradient,) = torch.autograd.grad(OF_HIDDEN[name](x).square().sum(), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match=r"^second derivatives of \w+ are not offered: detach its gradient"):
+    with pytest.raises(NotImplementedError, match=r"^second derivatives of [\w ]+ are not offered: detach"):
         gradient.sum().backward()
 
 
 def test_the_gradient_of_an_aligned_shard():
     x = weight().requires_grad_()
-    with pytest.raises(NotImplementedError, match=r"^the gradient of an Aligned is not offered"):
-        rlk_torch.sharded_lm_head(hidden(), rlk_torch.align(x, 4), vocab=VOCAB).sum().backward()
+    for call in (
+        lambda aligned: rlk_torch.sharded_lm_head(hidden(), aligned, vocab=VOCAB),
+        lambda aligned: rlk_torch.sharded_linear_logprob(hidden(), aligned, [0, 3], vocab=VOCAB),
+    ):
+        with pytest.raises(NotImplementedError, match=r"^the gradient of an Aligned is not offered"):
+            call(rlk_torch.align(x, 4)).sum().backward()
 
 
 @of_weight
