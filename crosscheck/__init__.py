@@ -8,16 +8,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from crosscheck.arguments import ArgumentChanged
     from crosscheck.asserts import BatchVariant, GoldenDiffers, assert_batch_invariant, assert_matches_golden
     from crosscheck.bits import BitsDiffer, Difference, assert_bits_equal, compare, digest, to_bits
     from crosscheck.trees import TreesDiffer
 
 __all__ = [
-    "BatchVariant", "BitsDiffer", "Difference", "GoldenDiffers", "TreesDiffer", "assert_batch_invariant",
-    "assert_bits_equal", "assert_matches_golden", "compare", "digest", "to_bits",
+    "ArgumentChanged", "BatchVariant", "BitsDiffer", "Difference", "GoldenDiffers", "TreesDiffer",
+    "assert_batch_invariant", "assert_bits_equal", "assert_matches_golden", "compare", "digest", "to_bits",
 ]  # fmt: skip
 
 _MODULES = {
+    "arguments": ("ArgumentChanged",),
     "asserts": ("BatchVariant", "GoldenDiffers", "assert_batch_invariant", "assert_matches_golden"),
     "bits": ("BitsDiffer", "Difference", "assert_bits_equal", "compare", "digest", "to_bits"),
     "trees": ("TreesDiffer",),

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from crosscheck.arguments import ArgumentChanged
+from crosscheck.arrays import a_kind
 from crosscheck.batch_variant import BatchVariant, find_variance
 from crosscheck.golden_check import GoldenDiffers, differences_from_golden
 from crosscheck.subjects import subject_of
 
-__all__ = ["BatchVariant", "GoldenDiffers", "assert_batch_invariant", "assert_matches_golden"]
+__all__ = ["ArgumentChanged", "BatchVariant", "GoldenDiffers", "assert_batch_invariant", "assert_matches_golden"]
 
 
 def assert_batch_invariant(
@@ -27,12 +29,14 @@ def assert_batch_invariant(
 
     Arguments:
         function: called with arrays of the framework, device and dtype of `inputs`, by name or in order, as they are
-            given; returns one array.
-        inputs: a dict of arguments by name, a tuple of them in order, or one array. Where they are hidden [..., K],
-            weight [V, K] and perhaps bias [V], or token_ids [...] and weight [V, H], by the names in the dict or in the
-            signature of `function`, it is taken for an LM head or an embedding: the rows are those of all leading axes,
-            and the vocab is transformed as well. Otherwise the first argument is the batch, with its rows along axis 0
-            of it and of the result, and other arguments may be anything and are passed on as they are.
+            given, and leaves them as they are; returns an array, or a tuple, a dict or another tree of arrays, of which
+            each is compared.
+        inputs: a dict of arguments by name, a tuple or list of them in order, or one array. Where they are hidden
+            [..., K], weight [V, K] and perhaps bias [V], or token_ids [...] and weight [V, H], by the names in the dict
+            or in the signature of `function`, it is taken for an LM head or an embedding, and so with the arguments of
+            `selected_logprob` and `linear_logprob`: the rows are those of all leading axes, and the vocab is
+            transformed as well. Otherwise the first argument is the batch, with its rows along axis 0 of it and of
+            the result, and other arguments may be anything and are passed on as they are.
         transforms: columns ("population", "position", "neighbours", "padding", "chunking", "layout", "repeat"), or
             transforms by name ("rows reversed"); None for all that apply. JAX arrays have no strides, so of "layout"
             there only "one row expanded" applies.
@@ -42,6 +46,8 @@ def assert_batch_invariant(
 
     Raises:
         BatchVariant: the text names the transform, the fewest first rows that show it, and the first difference.
+        ArgumentChanged: the function writes into its arguments; the text names the first, and how it has changed.
+        TypeError: a function, inputs or a result of another type.
         ValueError: an unknown transform, arguments or a result that cannot be a batch, or nothing to compare.
         Whatever the function raises, with a note that names the transform.
 
@@ -86,10 +92,17 @@ def assert_matches_golden(
             the golden has as digests, the rows that differ.
         GoldenError: a golden that cannot be read, or nothing to compare.
         ValueError: results that are not those of the chosen cases, an unknown framework.
-        TypeError: a case with a bias, and a function that takes none.
+        TypeError: a case with a bias, and a function that takes none; arguments or a result of another type.
         Whatever the function raises, with a note that names the case.
     """
     __tracebackhide__ = True
+    if not isinstance(function_or_results, Mapping) and not callable(function_or_results):
+        raise TypeError(
+            f"function_or_results is {a_kind(function_or_results)}; expected a function with an operator's arguments, "
+            "or a dict {case id: array}"
+        )
+    if cases is not None and not isinstance(cases, Iterable):
+        raise TypeError(f"cases is {a_kind(cases)}; expected a glob, a list of ids, or None for all")
     found, compared = differences_from_golden(function_or_results, golden_dir, cases, framework, device)
     if found:
         raise GoldenDiffers(found, compared, str(golden_dir), context)

@@ -3,98 +3,26 @@
 Two arrays are equal when dtype, shape and bits as unsigned integers are (section 8 of docs/contract.md). The
 value comparisons of NumPy and of the frameworks pass +0 against -0 or float32 against bfloat16, and fail NaN
 against the same NaN, so none of them is used. Byte order is storage: big-endian arrays have the bits of their
-native copies. A framework is touched only where the caller has already imported it.
+native copies. `crosscheck.arrays` has what is read as an array.
 """
 
 import hashlib
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from crosscheck.arrays import as_numpy, is_array
+
+__all__ = [
+    "BitsDiffer", "Difference", "as_numpy", "assert_bits_equal", "compare", "digest", "digest_of_parts", "is_array",
+    "to_bits", "ulp_distances",
+]  # fmt: skip
+
 Array = NDArray[Any]
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_COMPARED = frozenset(
-    ["bool", "bfloat16", "float16", "float32", "float64"]
-    + [f"{kind}{width}" for kind in ("int", "uint") for width in (8, 16, 32, 64)]
-)
 _FRACTION_BITS = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
-
-
-# Arrays in ---------------------------------------------------------------------------------------------
-def as_numpy(x: Any, name: str = "array") -> Array:
-    """A NumPy array, torch tensor or JAX array as a NumPy array of the same dtype, shape and bits.
-
-    Arguments:
-        x: bool, integer of 8 to 64 bits, bfloat16, float16, float32 or float64, any shape, strides and device.
-        name: what the errors call x.
-
-    Raises:
-        TypeError: Python numbers and lists (they have no dtype of their own), float8, complex, object, structured,
-            masked and untyped `|V2` arrays: how their bits are meant would be a guess.
-
-    Example:
-        >>> as_numpy(np.float32(1.5)).shape
-        ()
-    """
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"{name} is a masked array; expected a plain one: fill it, or compare data and mask apart")
-    if isinstance(x, np.ndarray | np.generic):
-        array = np.asarray(x)
-    elif _is("torch", "Tensor", x):
-        array = _torch_to_numpy(x, name)
-    elif _is("jax", "Array", x):
-        array = np.asarray(x)
-    else:
-        raise TypeError(
-            f"{name} is a {type(x).__name__}; expected a NumPy array, a torch tensor or a JAX array: give it a "
-            "dtype with np.asarray(x, dtype)"
-        )
-    _check_dtype(array.dtype, name)
-    return array
-
-
-def is_array(x: Any) -> bool:
-    """Whether x is of a type that `as_numpy` reads; its dtype is not looked at."""
-    return isinstance(x, np.ndarray | np.generic) or _is("torch", "Tensor", x) or _is("jax", "Array", x)
-
-
-def _is(module: str, type_name: str, x: Any) -> bool:
-    """Whether x is of a framework's type, without importing the framework."""
-    imported = sys.modules.get(module)
-    return imported is not None and isinstance(x, getattr(imported, type_name))
-
-
-def _torch_to_numpy(x: Any, name: str) -> Array:
-    torch = sys.modules["torch"]
-    dtype = str(x.dtype).removeprefix("torch.")
-    if dtype not in _COMPARED:
-        raise TypeError(_not_compared(name, dtype))
-    host = x.detach().resolve_neg().cpu()
-    if dtype == "bfloat16":  # Tensor.numpy() knows no bfloat16
-        return np.asarray(host.view(torch.int16).numpy()).view(_BFLOAT16)
-    return np.asarray(host.numpy())
-
-
-def _check_dtype(dtype: np.dtype[Any], name: str) -> None:
-    if dtype.type is np.void:
-        raise TypeError(
-            f"{name} has dtype {dtype.str}, bytes without a type: view it as what it is first, for example "
-            "x.view(ml_dtypes.bfloat16)"
-        )
-    if dtype.name not in _COMPARED:
-        raise TypeError(_not_compared(name, dtype.name))
-
-
-def _not_compared(name: str, dtype: str) -> str:
-    return (
-        f"{name} has dtype {dtype}; expected bool, an integer, bfloat16, float16, float32 or float64: compare "
-        "its bits as unsigned integers if that is what you mean"
-    )
 
 
 # Bits --------------------------------------------------------------------------------------------------

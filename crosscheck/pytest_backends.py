@@ -12,7 +12,8 @@ from crosscheck.cases import Case
 from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut, stored_array
 from crosscheck.pytest_cases import DrawnCase
 from crosscheck.registry import BACKENDS, Backend
-from crosscheck.runner import BackendMissing, fair_threads
+from crosscheck.runner import BackendMissing
+from crosscheck.threads import fair_threads
 
 __all__ = ["BackendFailed", "BackendPool", "CallableBackend"]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from crosscheck.arrays import a_kind
 from crosscheck.calls import contract_result, named_digits
 from crosscheck.cases import OPS, Case, Inputs, default_suite, full_suite
 from crosscheck.golden_check import ADAPTERS
@@ -100,6 +101,7 @@ def cases_of(
     Raises:
         NoSuchCase: an unknown operator, a golden that cannot be read, or no case that the marker allows.
     """
+    _check_marker(op, filter, golden)
     ops = OPS if op is None else (op,) if isinstance(op, str) else tuple(op)
     for name in ops:
         if name not in OPS:
@@ -113,6 +115,16 @@ def cases_of(
     if not allowed:
         raise NoSuchCase(f"{where} has no case of {' or '.join(ops)} that matches {filter!r}")
     return [case for case in allowed if fnmatch.fnmatchcase(case.id, pattern)]
+
+
+def _check_marker(op: object, filter: object, golden: object) -> None:
+    for name, value, kinds, expected in (
+        ("op", op, str | list | tuple | None, f"one or several of {', '.join(OPS)}"),
+        ("filter", filter, str, "a glob for ids"),
+        ("golden", golden, str | Path | None, "a folder"),
+    ):
+        if not isinstance(value, kinds):
+            raise NoSuchCase(f"the marker's {name} is {a_kind(value)}; expected {expected}")
 
 
 def _of_suite(case: Case) -> ChosenCase:

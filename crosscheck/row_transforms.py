@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.cases import Inputs
-from crosscheck.invariance import PADDING, Attempt, NotApplicable, Trial
 from crosscheck.judge_candidate import BATCH
+from crosscheck.trial import PADDING, Attempt, NotApplicable, Trial
 
 __all__ = ["is_float", "row_trials"]
 

@@ -2,23 +2,26 @@
 
 Two trees are equal when they have the same structure and equal leaves. Arrays are compared as `crosscheck.bits.compare`
 does; None, bool, int, float and str where the type is the same and `==` holds, floats by their bits. Mappings are
-compared by key, whatever their class and order; any other container has to be of the same class on both sides.
+compared by key, whatever their class and order, and keys by type and `==`; any other container has to be of the same
+class on both sides. `crosscheck.containers` has what is a container, and its parts.
 """
 
-import dataclasses
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from crosscheck.bits import BitsDiffer, Difference, as_numpy, compare, is_array
+from crosscheck.arrays import a_kind, as_numpy, described_array, is_array
+from crosscheck.bits import BitsDiffer, Difference, compare
+from crosscheck.containers import PLAIN, Container, is_dataclass, is_tree, kind_of, opened, texts_of
 
-__all__ = ["Place", "TreeDifference", "TreesDiffer", "compare_trees", "is_tree"]
+__all__ = ["Place", "TreeDifference", "TreesDiffer", "compare_trees", "is_tree", "leaves_of"]
 
 SHOWN = 5  # places that a text names
-PLAIN = (type(None), bool, int, float, str)
+END = 60  # characters of each end of a path that a text has
+DEEPEST = 10_000  # levels
+_NOTHING = object()  # where one side has no such part
 
 
 # Differences -------------------------------------------------------------------------------------------
@@ -37,7 +40,7 @@ class Place:
     difference: Difference | None = None
 
     def describe(self) -> str:
-        return f"{self.path or 'the root'}: {self.text}"
+        return f"{shortened(self.path) or 'the root'}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -89,59 +92,132 @@ def compare_trees(actual: Any, expected: Any) -> TreeDifference | None:
 
     Raises:
         TypeError: a leaf that is neither an array that `as_numpy` reads nor None, bool, int, float or str; one and
-            the same object on both sides is equal, whatever it is.
+            the same object on both sides is equal, whatever it is, unless it is an array.
+        ValueError: a tree that holds itself, or is more than DEEPEST levels deep.
 
     Example:
         >>> found = compare_trees({"w": np.float32([1, 0]), "n": 3}, {"w": np.float32([1, -0.0]), "n": 3})
         >>> found.leaves[0].path, found.compared
         ("['w']", 2)
     """
-    comparison = _Comparison()
-    comparison.visit("", actual, expected)
-    if not comparison.structure and not comparison.leaves:
-        return None
-    return TreeDifference(tuple(comparison.structure), tuple(comparison.leaves), comparison.compared)
-
-
-class _Comparison:
-    """What has been found so far."""
-
-    def __init__(self) -> None:
-        self.structure: list[Place] = []
-        self.leaves: list[Place] = []
-        self.compared = 0
-
-    def visit(self, path: str, actual: Any, expected: Any) -> None:
-        if not is_tree(actual) and not is_tree(expected):
-            self.compared += 1
-            self.leaves += _leaf(path, actual, expected)
-        elif _kind(actual) is not _kind(expected):
-            self.structure.append(Place(path, _one_for_another(actual, expected)))
+    structure: list[Place] = []
+    leaves: list[Place] = []
+    compared = 0
+    for path, got, want, text in _walk(actual, expected, "actual", "expected"):
+        if text:
+            structure.append(Place(path, text))
         else:
-            self._visit_children(path, actual, expected)
+            compared += 1
+            leaves += _leaf(path, got, want)
+    return TreeDifference(tuple(structure), tuple(leaves), compared) if structure or leaves else None
 
-    def _visit_children(self, path: str, actual: Any, expected: Any) -> None:
-        (got, got_static), (want, want_static) = _children(actual), _children(expected)
-        if got_static != want_static:
-            self.structure.append(Place(path, f"its static part is {got_static}; expected {want_static}"))
-        for part in dict.fromkeys([*got, *want]):
-            if part not in got:
-                self.structure.append(Place(path + part, f"it is missing; expected {_described(want[part])}"))
-            elif part not in want:
-                self.structure.append(Place(path + part, f"it is {_described(got[part])}; expected nothing here"))
-            else:
-                self.visit(path + part, got[part], want[part])
+
+def leaves_of(x: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The leaves of a tree that the errors call `name`, with their paths.
+
+    Example:
+        >>> list(leaves_of({"a": [1, None], "b": "x"}, "the result"))
+        [("['a'][0]", 1), ("['a'][1]", None), ("['b']", 'x')]
+    """
+    for path, leaf, _, _ in _walk(x, x, name, name):
+        yield path, leaf
+
+
+class _Open:
+    """The containers that a walk is in, from the root down. A loop and no recursion, so that depth is no limit."""
+
+    def __init__(self, names: tuple[str, str]) -> None:
+        self.names = names
+        self.parts: list[str] = []
+        self.pairs: list[tuple[Any, Any]] = []
+        self.depth: tuple[dict[int, int], dict[int, int]] = {}, {}
+
+    def shown(self, levels: int = -1) -> str:
+        """The path of a container `levels` below the root, or of the last, shortened without all of it being joined."""
+        parts = self.parts if levels < 0 else self.parts[: levels + 1]
+        return shortened("".join(parts if len(parts) <= 2 * END else [*parts[: END + 1], *parts[-END:]]))
+
+    def enter(self, *pair: Any) -> None:
+        for name, x, depth in zip(self.names, pair, self.depth, strict=True):
+            if id(x) in depth:
+                raise ValueError(
+                    f"{name}{self.shown()} is {name}{self.shown(depth[id(x)])} again, {a_kind(x)} "
+                    "that holds itself; expected a tree that ends: leave that part out"
+                )
+            if len(depth) == DEEPEST:
+                raise ValueError(
+                    f"{name}{self.shown()} is {DEEPEST} levels deep, and goes on; expected a tree that ends: "
+                    "compare its parts"
+                )
+            depth[id(x)] = len(self.pairs)
+        self.pairs.append(pair)  # which keeps them, and so their ids
+
+    def leave(self) -> None:
+        for x, depth in zip(self.pairs.pop(), self.depth, strict=True):
+            del depth[id(x)]
+
+
+def _walk(actual: Any, expected: Any, *names: str) -> Iterator[tuple[str, Any, Any, str]]:
+    """Pairs of leaves with their paths, and in between, with a text, places where the structure differs."""
+    open_ = _Open((names[0], names[1]))
+    todo = [iter([("", actual, expected)])]
+    while todo:
+        step = next(todo[-1], None)
+        if step is None:
+            todo.pop()
+            if todo:
+                open_.leave()
+                open_.parts.pop()
+            continue
+        text, got, want = step
+        open_.parts.append(text)
+        if got is not _NOTHING and want is not _NOTHING and is_tree(got) and kind_of(got) is kind_of(want):
+            open_.enter(got, want)
+            pair = [opened(x, name + open_.shown()) for x, name in ((got, names[0]), (want, names[1]))]
+            if got is not want and (differs := _static(open_.shown(), *pair)):
+                yield "".join(open_.parts), got, want, differs
+            todo.append(_parts(*pair))
+        else:
+            yield "".join(open_.parts), got, want, _structure(got, want)
+            open_.parts.pop()
+
+
+def _parts(got: Container, want: Container) -> Iterator[tuple[str, Any, Any]]:
+    for part, text in texts_of([*got.parts, *want.parts]).items():
+        yield text, got.parts.get(part, _NOTHING), want.parts.get(part, _NOTHING)
+
+
+def _structure(got: Any, want: Any) -> str:
+    """How the structure differs, where two parts cannot be opened together; "" of two leaves."""
+    if got is _NOTHING:
+        return f"it is missing; expected {_described(want)}"
+    if want is _NOTHING:
+        return f"it is {_described(got)}; expected nothing here"
+    return _one_for_another(got, want) if is_tree(got) or is_tree(want) else ""
+
+
+def _static(path: str, got: Container, want: Container) -> str:
+    """How the static parts differ, in a sentence; "" where they are equal."""
+    try:
+        equal = bool(got.static == want.static)
+    except (TypeError, ValueError) as error:  # such as an array, whose == is one of elements
+        raise TypeError(
+            f"the static part of actual{path} cannot be compared, {error}; expected one with an == of its "
+            "own: compare what it holds"
+        ) from error
+    return "" if equal else f"its static part is {got.static}; expected {want.static}"
 
 
 def _leaf(path: str, actual: Any, expected: Any) -> Iterator[Place]:
     """The place, where two leaves differ."""
+    got_name, want_name = (f"{side}{shortened(path)}" for side in ("actual", "expected"))
     if is_array(actual) and is_array(expected):
-        found = compare(as_numpy(actual, f"actual{path}"), as_numpy(expected, f"expected{path}"))
+        found = compare(as_numpy(actual, got_name), as_numpy(expected, want_name))
         if found is not None:
             yield Place(path, found.describe(), found)
     elif type(actual) is not type(expected):
-        for leaf, side in ((actual, "actual"), (expected, "expected")):
-            _check_leaf(leaf, f"{side}{path}")
+        _check_leaf(actual, got_name)
+        _check_leaf(expected, want_name)
         yield Place(path, _one_for_another(actual, expected))
     elif type(actual) is float:
         found = compare(np.float64(actual), np.float64(expected))
@@ -149,7 +225,7 @@ def _leaf(path: str, actual: Any, expected: Any) -> Iterator[Place]:
             bits = found.actual_bits, found.expected_bits
             yield Place(path, f"it is {actual!r} ({bits[0]}); expected {expected!r} ({bits[1]})", found)
     elif actual is not expected:
-        _check_leaf(actual, f"actual{path}")
+        _check_leaf(actual, got_name)
         if actual != expected:
             yield Place(path, f"it is {actual!r}; expected {expected!r}")
 
@@ -157,66 +233,29 @@ def _leaf(path: str, actual: Any, expected: Any) -> Iterator[Place]:
 def _check_leaf(leaf: Any, name: str) -> None:
     if not is_array(leaf) and type(leaf) not in PLAIN:
         raise TypeError(
-            f"{name} is a {type(leaf).__name__}; expected an array, a container of arrays, or None, bool, int, float "
-            "or str: compare what it holds"
+            f"{name} is {a_kind(leaf)}; expected an array, a container of arrays, or None, bool, int, float or str: "
+            "compare what it holds"
         )
 
 
-# Containers --------------------------------------------------------------------------------------------
-def is_tree(x: Any) -> bool:
-    """Whether x is a container. JAX is asked only where it is imported."""
-    if is_array(x) or isinstance(x, PLAIN):
-        return False
-    if isinstance(x, list | tuple | Mapping) or _is_dataclass(x):
-        return True
-    return not _tree_util().all_leaves([x]) if "jax" in sys.modules else False
-
-
-def _is_dataclass(x: Any) -> bool:
-    return dataclasses.is_dataclass(x) and not isinstance(x, type)
-
-
-def _tree_util() -> Any:
-    return sys.modules["jax"].tree_util
-
-
-def _kind(x: Any) -> type:
-    """What has to be the same on both sides."""
-    return Mapping if isinstance(x, Mapping) and not _is_dataclass(x) else type(x)
-
-
-def _children(x: Any) -> tuple[dict[str, Any], Any]:
-    """The parts of a container by what comes after its path, and what else it holds, to be compared by `==`."""
-    if _is_dataclass(x):
-        return {f".{field.name}": getattr(x, field.name) for field in dataclasses.fields(x)}, None
-    if isinstance(x, Mapping):
-        parts = {f"[{key!r}]": value for key, value in x.items()}
-        if len(parts) < len(x):
-            raise TypeError(f"a {type(x).__name__} has keys that read alike, {list(parts)}; expected keys of their own")
-        return parts, None
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return {f".{name}": value for name, value in zip(x._fields, x, strict=True)}, None
-    if isinstance(x, list | tuple):
-        return {f"[{i}]": value for i, value in enumerate(x)}, None
-    tree_util = _tree_util()
-    parts, static = tree_util.tree_flatten_with_path(x, is_leaf=lambda part: part is not x)
-    return {tree_util.keystr(path): part for path, part in parts}, static
+# Words -------------------------------------------------------------------------------------------------
+def shortened(path: str) -> str:
+    """A path for a sentence: of a long one the two ends."""
+    return path if len(path) <= 2 * END else f"{path[:END]} ... {path[-END:]}"
 
 
 def _one_for_another(actual: Any, expected: Any) -> str:
     got, want = _described(actual), _described(expected)
     if got == want:  # two classes of one name
         got, want = (f"{type(x).__module__}.{type(x).__qualname__}" for x in (actual, expected))
-    return f"it is {got}; expected {want}"
+    return f"it is {got}; expected {want if got != want else 'another class of this name'}"
 
 
 def _described(x: Any) -> str:
     if is_array(x):
-        return f"an array, {str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+        return described_array(x)
     if x is None:
         return "None"
     if type(x) in PLAIN:
         return f"{x!r}, {type(x).__name__}"
-    name = type(x).__name__
-    named = f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
-    return f"{named} of {len(x)}" if isinstance(x, list | tuple | Mapping) and not _is_dataclass(x) else named
+    return f"{a_kind(x)} of {len(x)}" if isinstance(x, list | tuple | Mapping) and not is_dataclass(x) else a_kind(x)

@@ -13,8 +13,7 @@ from processes import run_alone
 
 import crosscheck
 import rlk_torch
-from crosscheck import BatchVariant, assert_batch_invariant, assert_bits_equal, contract
-from crosscheck.bits import as_numpy
+from crosscheck import BatchVariant, assert_batch_invariant, contract
 from crosscheck.cases import Case
 from crosscheck.invariance import COLUMNS
 from crosscheck.row_transforms import row_trials
@@ -145,8 +144,8 @@ def test_an_lm_head_that_looks_at_its_neighbours_in_the_vocab_says_so():
         logits = np.nan_to_num(hidden @ weight.T)
         return logits - logits.max(axis=-1, keepdims=True)
 
-    found = variant(softmax, (HIDDEN, WEIGHT), "vocab in two shards")
-    assert str(found).startswith("the result depends on the rest of the vocab: 'vocab in two shards' (chunking)")
+    found = variant(softmax, (HIDDEN, WEIGHT), "vocab in 2 shards")
+    assert str(found).startswith("the result depends on the rest of the vocab: 'vocab in 2 shards' (chunking)")
 
 
 def test_storage_is_named_and_of_jax_there_is_none():
@@ -166,21 +165,17 @@ def test_another_dtype_or_shape_in_the_transformed_call_is_a_difference():
 @pytest.mark.parametrize("array", [
     torch.from_numpy(X).to(torch.bfloat16), jnp.asarray(X, jnp.float16), X.astype(ml_dtypes.bfloat16),
 ], ids=["torch", "jax", "numpy"])  # fmt: skip
-def test_the_function_gets_arrays_of_the_given_kind_and_may_change_them(array):
-    before, seen = as_numpy(array).copy(), set()
+def test_the_function_gets_arrays_of_the_given_kind(array):
+    seen = set()
 
-    def change(x):
+    def doubled(x):
         seen.add((type(x), str(x.dtype), str(getattr(x, "device", None))))
-        result = x * 2
-        if not isinstance(x, jax.Array):
-            x[...] = 0
-        return result
+        return x * 2
 
     assert_batch_invariant(
-        change, array, ["population", "padding", "strided storage"][: 2 if isinstance(array, jax.Array) else 3]
+        doubled, array, ["population", "padding", "strided storage"][: 2 if isinstance(array, jax.Array) else 3]
     )
     assert seen == {(type(array), str(array.dtype), str(getattr(array, "device", None)))}
-    assert_bits_equal(array, before)
 
 
 def test_jit_and_gradients_of_torch_are_no_matter():
@@ -218,7 +213,7 @@ def test_every_column_has_a_trial_and_the_same_seed_draws_the_same():
         (lambda x: x, X, {"rows": "y"}, r"rows names \['y'\]; expected names of arguments, among \['x'\]"),
         (lambda x: x.sum(), X, {}, r"the result has shape \(\) for 10 rows; expected \[10, ...\]"),
         (lambda hidden, weight: hidden, (HIDDEN, WEIGHT), {}, r"the result has shape \(5, 16\); expected \(5, 9\), as "
-         "an LM head .*: of another function, name the batch, rows='hidden'"),
+         "an operator of the contract .*: of another function, name the batch, rows='hidden'"),
         (lambda x: x, X[:1], {"transforms": ["position"]}, "nothing compared: no transform applies to these inputs "
          r"\(rows in another order: the batch has one row\)"),
     ],

@@ -66,7 +66,7 @@ def test_ids_of_every_width_reach_an_embedding_of_jax(tmp_path):
 def test_the_message_names_the_case_and_the_first_difference(golden):
     case = "lm_head-bf16-N3-K100-V33-d3-bias"
     lines = message(one_bit_off, golden, cases=[case], context="my port").splitlines()
-    assert lines[0] == f"my port: 1 of 1 cases have other bits than {golden}:"
+    assert lines[0] == f"my port: 1 of 1 case has other bits than {golden}:"
     assert lines[1].startswith(f"  {case}: 1 of 99 elements of bfloat16 (3, 33) differ; first at [1, 1]: actual ")
     assert len(message(one_bit_off, golden).splitlines()) == 4
 
@@ -164,6 +164,28 @@ def test_a_golden_that_is_none_or_damaged_is_an_error(tmp_path):
     changed_manifest(folder, lambda manifest: manifest["cases"]["planted"]["arrays"].pop("outputs.result"))
     with pytest.raises(GoldenError, match=r"planted in .* has no outputs\.result|is in no manifest"):
         assert_matches_golden(contract.lm_head, folder)
+
+
+@pytest.mark.parametrize(
+    ("function", "cases", "text"),
+    [
+        (3, None, "function_or_results is an int; expected a function with an operator's arguments, or"),
+        (None, None, "function_or_results is None; expected a function"),
+        (contract.lm_head, 3, "cases is an int; expected a glob, a list of ids, or None for all"),
+        (lambda *_, **__: None, "*-d2-*", "the result of lm_head-fp32-N3-K100-V33-d2-nobias is None; expected a Num"),
+        (lambda *_, **__: [1], "*-d2-*", "the result of lm_head-fp32-N3-K100-V33-d2-nobias is a list; expected a Num"),
+    ],
+    ids=["int", "None", "cases", "returns None", "returns a list"],
+)
+def test_arguments_and_results_of_another_type_are_refused(golden, function, cases, text):
+    with pytest.raises(TypeError) as error:
+        assert_matches_golden(function, golden, cases=cases)
+    assert str(error.value).startswith(text)
+
+
+def test_a_result_whose_key_is_no_case_id_is_refused(golden):
+    with pytest.raises(ValueError, match=r"^1 is missing from the cases chosen from "):
+        assert_matches_golden({1: np.float32(1)}, golden)
 
 
 def test_an_unknown_framework_is_refused(golden):

@@ -183,7 +183,7 @@ def test_planted_faults_fail_with_the_first_difference_and_a_short_traceback(pyt
         "E * crosscheck.trees.TreesDiffer: 1 of 1 leaves differ:",
         "E *[[]'w'][[]0]: 2 of 2 elements of float64 (2,) differ; *",
         "E * crosscheck.batch_variant.BatchVariant: the result depends on the batch: 'first row alone' (population) *",
-        "E * crosscheck.golden_check.GoldenDiffers: 1 of 1 cases have other bits than golden:",
+        "E * crosscheck.golden_check.GoldenDiffers: 1 of 1 case has other bits than golden:",
         f"E * {CASE}: * of 99 elements of bfloat16 (3, 33) differ; first at [[]0, *",
         "E * assert the bits differ: 1 of 1 elements of float32 () differ; first at [[]]: actual 1.0 *",
     ])  # fmt: skip
