@@ -1,19 +1,17 @@
 """What is said of candidates: one sentence each, who agrees with whom, and whether the controls were caught."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from crosscheck.candidates import CONTRACT
+from crosscheck.agreement import agreement, print_agreement
 from crosscheck.judge_candidate import BAD_ID, BATCH, VOCAB, of_nan_alone
 from crosscheck.runner import Run
 from crosscheck.verdict import NOT_OFFERED, Failure, Verdict, counted
 
-__all__ = ["Agreement", "agreement", "candidates_json", "print_candidates", "sentence"]
+__all__ = ["candidates_json", "print_candidates", "sentence"]
 
 
 SIZES = ("population", "padding", "chunking")  # the columns that change how many rows there are
@@ -127,7 +125,7 @@ def _compiled(verdicts: Sequence[Verdict]) -> list[str]:
     other = sum(v.digest != eager[v.case] for v in both)
     if not both:
         return []
-    said = f"other bits in {other} of {len(both)} cases" if other else "the same bits"
+    said = f"other bits in {other} of {counted(len(both), 'case')}" if other else "the same bits"
     return [f"compiled, {said}"]
 
 
@@ -143,49 +141,6 @@ def _gradients(judged: Sequence[Verdict]) -> list[str]:
     if any(check.passed for check in checks):
         return ["gradients with exactly the contract's bits"]
     return [f"gradients {refused[0]}"] if refused else []
-
-
-# Who agrees with whom ----------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Agreement:
-    """Backends in their modes, and the contract, by the digests of their results.
-
-    Arguments:
-        members: "name mode", and the contract.
-        pairs: for two members, in how many cases they agree, of how many that both have.
-        classes: members with equal bits in all the cases that all have; no classes where there are no such cases.
-        cases: how many those are.
-    """
-
-    members: list[str]
-    pairs: dict[tuple[str, str], tuple[int, int]]
-    classes: list[list[str]]
-    cases: int
-
-    def to_json(self) -> dict[str, Any]:
-        pairs = [{"a": a, "b": b, "equal": n, "cases": of} for (a, b), (n, of) in self.pairs.items()]
-        return {"members": self.members, "pairs": pairs, "classes": self.classes, "cases": self.cases}
-
-
-def agreement(verdicts: Sequence[Verdict]) -> Agreement:
-    results: dict[str, dict[str, str]] = {CONTRACT: {}}
-    for verdict in verdicts:
-        if verdict.digest:
-            results.setdefault(f"{verdict.backend} {verdict.mode}", {})[verdict.case] = verdict.digest
-        if verdict.contract_digest:
-            results[CONTRACT][verdict.case] = verdict.contract_digest
-    results = {name: found for name, found in results.items() if found}
-    members = list(results)
-    pairs = {}
-    for i, a in enumerate(members):
-        for b in members[i + 1 :]:
-            both = results[a].keys() & results[b].keys()
-            pairs[a, b] = sum(results[a][case] == results[b][case] for case in both), len(both)
-    common = sorted(set.intersection(*(set(found) for found in results.values()))) if results else []
-    classes: dict[tuple[str, ...], list[str]] = {}
-    for name, found in results.items():
-        classes.setdefault(tuple(found[case] for case in common), []).append(name)
-    return Agreement(members, pairs, list(classes.values()) if common else [], len(common))
 
 
 # Report ------------------------------------------------------------------------------------------------
@@ -218,36 +173,8 @@ def print_candidates(console: Console, run: Run) -> None:
     for name in run.candidates:
         if _of(run, name):
             console.print(Text(f"  {name}: {_said(run, name)}"), soft_wrap=True)
-    _print_agreement(console, agreement(run.verdicts))
+    print_agreement(console, agreement(run.verdicts))
     for control in run.controls:
         said = "caught" if control.caught else "NOT CAUGHT"
         style = "dim" if control.caught else "bold red"
         console.print(Text(f"  control, {control.what}: {said}", style=style), soft_wrap=True)
-
-
-def _print_agreement(console: Console, found: Agreement) -> None:
-    """The matrix with numbers in place of names above the columns, then the classes."""
-    if len(found.members) < 2:
-        return
-    console.print(Text("Who has the same bits: cases equal/judged by both", style="bold"))
-    table = Table(box=None, padding=(0, 0, 0, 1), header_style="bold", pad_edge=False)
-    table.add_column("", overflow="fold")
-    for i in range(1, len(found.members) + 1):
-        table.add_column(str(i), justify="right", no_wrap=True)
-    for i, a in enumerate(found.members):
-        table.add_row(f"  {i + 1} {a}", *(_cell(found.pairs, a, b) for b in found.members))
-    console.print(table)
-    cases = f"{counted(found.cases, 'case')} that all have judged"
-    if not found.classes:
-        console.print(Text("  no case was judged by all of them"))
-    for members in found.classes:
-        console.print(Text(f"  equal in the {cases}: {', '.join(members)}"), soft_wrap=True)
-
-
-def _cell(pairs: Mapping[tuple[str, str], tuple[int, int]], a: str, b: str) -> Text:
-    if a == b:
-        return Text("=", style="dim")
-    equal, both = pairs[a, b] if (a, b) in pairs else pairs[b, a]
-    if not both:
-        return Text("-", style="dim")
-    return Text(f"{equal}/{both}", style="green" if equal == both else "red")

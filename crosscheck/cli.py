@@ -33,6 +33,7 @@ from crosscheck.registry import BACKENDS, Backend
 from crosscheck.report import print_environments, print_report
 from crosscheck.report_json import as_json, program_version
 from crosscheck.runner import Run, describe
+from crosscheck.threads import ThreadsError
 from crosscheck.verdict import counted
 
 __all__ = ["main"]
@@ -45,15 +46,16 @@ NARROW = 60  # columns, below which `info` prints lines in place of a table
 NOT_REPEATED = ("backends", "candidates", "device", "pattern", *REPORT_OPTIONS, *RUNNING_OPTIONS)
 EPILOG = """\b
 The parts of a case id:
-  lm_head, embedding    the operator; with _fp32, its float32 form
-  bf16, fp16, fp32      dtype of the table, or of hidden and weight;
+  lm_head, embedding    the operator; with _fp32, its float32 form;
+                        selected_logprob, linear_logprob
+  bf16, fp16, fp32      dtype of the table, of logits, or of hidden and weight;
                         bf16xfp32: bfloat16 hidden, float32 weight
   N257, N2x3, Nscalar   257 rows; leading shape [2, 3]; a single id
   K4096, H4096, V1000   width of a row (K: LM head, H: embedding); vocab
   d3, dauto             digits; the operator's own choice
   bias, nobias          a bias in the dtype of hidden, none;
                         bias_fp32: a bias in float32
-  int64, uint8, ...     dtype of the token ids
+  int64, uint8, ...     dtype of the token ids, or of the targets
   checkpoint            on the tables of --checkpoint
 """
 
@@ -132,8 +134,8 @@ def run_command(context: click.Context, backends: str, **options: Any) -> None:
     except KeyboardInterrupt:
         _interrupted("interrupted; every process that was started has been ended")
     if not result.complete:
-        made = f"{len(result.verdicts)} of {counted(result.due, 'verdict')} made"
-        _interrupted(f"interrupted: {made}{reports.continued_by if result.verdicts else ''}")
+        made = len(result.verdicts)
+        _interrupted(f"interrupted: {made} of {counted(result.due, 'verdict')} made{reports.continued_by(made)}")
     sys.exit(0 if result.outcome == "equal" else EXIT_NOT_EQUAL)
 
 
@@ -187,7 +189,7 @@ def info_command(context: click.Context) -> None:
     table = Table(box=None, padding=(0, 0, 0, 2), pad_edge=False, header_style="bold")
     for column in ("backend", "available", "modes", "what runs, and where"):
         table.add_column(column, overflow="fold")
-    for name, said in describe(list(known.values())).items():
+    for name, said in _described(known).items():
         modes = ", ".join(said["modes"])
         available = Text("yes", style="green") if said["reason"] is None else Text("no", style="yellow")
         runs = Text("\n".join(_what_runs(said)))
@@ -198,6 +200,13 @@ def info_command(context: click.Context) -> None:
             console.print(Padding(runs, (0, 0, 0, 2)))
     if table.row_count:
         console.print(table)
+
+
+def _described(known: Mapping[str, Backend]) -> dict[str, dict[str, Any]]:
+    try:
+        return describe(list(known.values()))
+    except ThreadsError as error:
+        raise Unusable(str(error)) from error
 
 
 def _what_runs(said: Mapping[str, Any]) -> list[str]:

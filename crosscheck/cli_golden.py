@@ -35,7 +35,8 @@ from crosscheck.goldens import Golden, GoldenError, open_golden
 from crosscheck.judge import Judged
 from crosscheck.progress import shown_cases
 from crosscheck.registry import BACKENDS, Backend
-from crosscheck.runner import BackendMissing, fair_threads
+from crosscheck.runner import BackendMissing
+from crosscheck.threads import ThreadsError, fair_threads
 from crosscheck.verdict import counted
 
 __all__ = ["COMMANDS"]
@@ -69,7 +70,7 @@ def _plainly(command: Callable[..., None]) -> Callable[..., None]:
         try:
             with termination_as_interrupt():
                 command(*arguments, **options)
-        except (GoldenError, BackendMissing) as error:
+        except (GoldenError, BackendMissing, ThreadsError) as error:
             raise Unusable(str(error)) from error
         except OSError as error:
             raise Unusable(f"{error.filename or 'a file'} cannot be used: {error.strerror}") from error
@@ -277,17 +278,11 @@ def _conclude(findings: Findings, verbose: bool, same: str) -> None:
             click.echo(f"{word} {sentence}")
         if len(kept) < len(sentences):
             click.echo(f"... and {len(sentences) - len(kept)} more; --verbose shows all")
-    counts = [
-        f"{len(findings.different)} with other bits" if findings.different else "",
-        f"{len(findings.unusable)} not comparable" if findings.unusable else "",
-        f"{len(findings.without_gradients)} of them equal but for gradients" if findings.without_gradients else "",
-        f"{len(findings.equal)} equal" if findings.equal else "",
-    ]
     if findings.exit_code == 0:
         click.echo(f"EQUAL: every output has {same} ({counted(len(findings.equal), 'case')})")
     else:
         word = "DIFFERENT" if findings.different else "UNUSABLE"
-        click.echo(f"{word}: {', '.join(count for count in counts if count)}")
+        click.echo(f"{word}: {findings.counts}")
     sys.exit(findings.exit_code)
 
 

@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 
 from crosscheck.candidates import CandidateError, candidate_backends
-from crosscheck.cases import DTYPES, OPS
+from crosscheck.cases import DTYPES
 from crosscheck.cli_cases import Unusable, given_options, termination_as_interrupt
 from crosscheck.order.report import order_json, print_order
 from crosscheck.order.run import OrderRun, Setting, order_run
@@ -24,10 +24,12 @@ from crosscheck.progress import shown
 from crosscheck.registry import BACKENDS, Backend
 from crosscheck.report_json import check_writable, write_json
 from crosscheck.runner import BackendMissing
+from crosscheck.threads import ThreadsError
 
 __all__ = ["order_command"]
 
 EXIT_CHANGES, EXIT_INTERRUPTED = 1, 130
+SUMS = ("lm_head", "lm_head_fp32")  # the operators that add; an embedding copies rows, which has no order
 WIDEST = 4096
 MOST_RESULTS = 2**24
 
@@ -53,7 +55,8 @@ class Numbers(click.ParamType):
 
 
 @click.command("order")
-@click.option("--op", required=True, type=click.Choice(OPS), help="lm_head or lm_head_fp32.")
+@click.option("--op", required=True, type=click.Choice(SUMS),
+              help="Whose sums are looked at; an embedding adds nothing.")  # fmt: skip
 @click.option("--candidate", "candidates", multiple=True, metavar="NAME=FRAMEWORK:MODULE:FUNCTION",
               help="Your own function, in torch or jax; may be repeated.")  # fmt: skip
 @click.option("--backend", "names", multiple=True, help="A backend of crosscheck info; may be repeated.")
@@ -106,8 +109,6 @@ def _backends(context: click.Context, options: Mapping[str, Any]) -> list[Backen
         Unusable: nothing was, or something that cannot be used.
     """
     known: Mapping[str, Backend] = context.obj or BACKENDS
-    if options["op"].startswith("embedding"):
-        raise Unusable(f"{options['op']} copies rows and adds nothing, so it has no order; expected --op lm_head")
     if not options["candidates"] and "device" in given_options(context):
         raise Unusable("--device means something with --candidate only; --backend names its device")
     unknown = [name for name in options["names"] if name not in known]
@@ -146,6 +147,8 @@ def _run(backends: Sequence[Backend], settings: Sequence[Setting], options: Mapp
             )  # fmt: skip
     except BackendMissing as error:
         raise Unusable(f"{error}; nothing was revealed") from error
+    except ThreadsError as error:
+        raise Unusable(str(error)) from error
 
 
 def _command(context: click.Context) -> str:

@@ -110,11 +110,13 @@ class Reports:
                 path.parent.mkdir(parents=path.parent == self.folder, exist_ok=True)
                 write_json(path, report)
 
-    @property
-    def continued_by(self) -> str:
-        """How an interrupted run is continued, as the end of a sentence."""
+    def continued_by(self, made: int) -> str:
+        """How an interrupted run of which some verdicts were made is continued, as the end of a sentence."""
         paths = [path for path, write in self.files if write is _json]
-        return f"; --resume {shlex.quote(str(paths[0]))} keeps them" if paths else ""
+        if not paths:
+            lost = "they are lost: " if made else ""
+            return f"; {lost}with --json FILE a run leaves its verdicts, and --resume FILE goes on from them"
+        return f"; --resume {shlex.quote(str(paths[0]))} keeps them" if made else ""
 
     def write(self, report: dict[str, Any]) -> None:
         """

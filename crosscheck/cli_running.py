@@ -16,6 +16,7 @@ from crosscheck.registry import Backend
 from crosscheck.reproducer import first_failures, reproduce
 from crosscheck.resume import Ledger, ResumeError, read_report
 from crosscheck.runner import BackendMissing, Run, run
+from crosscheck.threads import ThreadsError
 
 __all__ = ["RUNNING_OPTIONS", "Running", "read_running", "running_options"]
 
@@ -30,7 +31,7 @@ _OPTIONS = (
     click.option("--resume", "resume_path", type=_PATH, metavar="FILE",
                  help="Keep what still holds of an earlier run's JSON report, also of one that was interrupted."),
     click.option("--reproducers", "reproducers_folder", type=_PATH, metavar="DIR",
-                 help="Make the first failure of each kind small, and write its inputs and a script."),
+                 help="Make the first failure of each kind small, and write its inputs and a script; a new folder."),
     click.option("--shrink-seconds", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
                  help="How long to make failures smaller, all of them together."),
 )  # fmt: skip
@@ -66,10 +67,16 @@ class Running:
         if self.reproducers is None:
             return
         there = next(place for place in (self.reproducers, *self.reproducers.absolute().parents) if place.exists())
+        cannot = f"reproducers cannot be written to {self.reproducers}"
         if not there.is_dir():
-            raise Unusable(f"reproducers cannot be written to {self.reproducers}: {there} is no folder")
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise Unusable(f"reproducers cannot be written to {self.reproducers}: {there} may not be written to")
+            raise Unusable(f"{cannot}: {there} is no folder")
+        if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+            raise Unusable(f"{cannot}: {there} may not be written to")
+        if self.reproducers.exists() and any(self.reproducers.iterdir()):
+            raise Unusable(
+                f"{cannot}: it is not empty, and scripts of an earlier run would be taken for those of this one; "
+                "expected a new folder or an empty one"
+            )
 
     def judge(
         self, cases: Sequence[Judged], backends: Sequence[Backend], save: Callable[[Run], None]
@@ -77,7 +84,7 @@ class Running:
         """The run, and sentences on what it took from an earlier one.
 
         Raises:
-            Unusable: the earlier report cannot be used, or a backend is missing.
+            Unusable: the earlier report or OMP_NUM_THREADS cannot be used, or a backend is missing.
         """
         places = {(case.id, backend.name, mode) for case in cases for backend in backends for mode in backend.modes}
         try:
@@ -93,6 +100,8 @@ class Running:
                 )  # fmt: skip
         except BackendMissing as error:
             raise Unusable(f"{error}; nothing was compared") from error
+        except ThreadsError as error:
+            raise Unusable(str(error)) from error
         return result, [] if earlier is None else earlier.notes(result.due)
 
     def reproduce(self, result: Run, cases: Sequence[Judged], backends: Sequence[Backend]) -> str:

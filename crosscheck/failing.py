@@ -1,5 +1,6 @@
 """Failures by kind, and whether a call with other inputs fails in the same way."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeGuard
@@ -8,17 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.backends import Adapter
-from crosscheck.bench import Bench, as_rows
+from crosscheck.bench import Bench
 from crosscheck.bits import Difference, compare
 from crosscheck.calls import Call, contract_result
 from crosscheck.cases import Inputs
 from crosscheck.gradient_invariance import BAD_IDS, gradient_trials
-from crosscheck.gradients import Gradients, contract_gradients, result_shape
+from crosscheck.gradients import Gradients, contract_gradients
 from crosscheck.invariance import Trial, trials
 from crosscheck.judge_candidate import BAD_ID, BATCH, VOCAB, nature, of_nan_alone
 from crosscheck.judge_gradient import ITSELF, GradientScope
+from crosscheck.operators import BY_ROW, as_rows, result_shape
 from crosscheck.rounding import quiet_nan
-from crosscheck.verdict import Failure, Verdict
+from crosscheck.verdict import Failure, Verdict, in_one_line
+from crosscheck.ways import Way, way_of
 
 __all__ = ["Failing", "Retrial", "bad_id", "failings", "trial_of"]
 
@@ -38,8 +41,9 @@ class Failing:
         trial: the transform, where there is one.
         argument: whose gradient it is, or which argument was changed.
         error: the type of what was raised.
+        message: its first line, without its numbers, which may be sizes; None where any will do.
         special: whether NaN patterns, or signs of zeros, are all that differs.
-        finite: whether the first two values that differ are.
+        pair, apart: in which way values differ (`crosscheck.ways.Way`).
         gradients: whether they are what fails.
         index: of the first element that differs.
     """
@@ -49,17 +53,23 @@ class Failing:
     trial: str = ""
     argument: str = ""
     error: str = ""
+    message: str | None = None
     special: bool = False
-    finite: bool = True
+    pair: str = ""
+    apart: int = 0
     gradients: bool = False
     index: tuple[int, ...] = ()
+
+    @property
+    def way(self) -> Way:
+        return Way(self.pair, self.apart)
 
 
 def failings(verdict: Verdict) -> Iterator[Failing]:
     """What there is to shrink of a verdict: no crash and no hang, which would end each process that tries."""
     if verdict.status == "raised" and verdict.message.endswith("in: the call itself"):
-        error = verdict.message.partition(":")[0].partition(",")[0]
-        yield Failing("raises", f"raises {error}", error=error)
+        error, message = _raised(verdict.message.removesuffix(", in: the call itself"))
+        yield Failing("raises", f"raises {error}", error=error, message=message)
     for column, check in verdict.checks.items():
         for failure in check.failed:
             failing = _failing(verdict, column, failure)
@@ -72,44 +82,47 @@ def _failing(verdict: Verdict, column: str, failure: Failure) -> Failing | None:
     if column == "grad":
         return _gradient_failing(failure)
     if difference is None:
-        error = _type_of(failure.text)
-        return Failing("raises-transformed", f"raises {error} under a transform: {trial}", trial, error=error)
-    index, finite, special = tuple(difference["index"] or ()), _finite(difference), of_nan_alone(difference)
+        error, message = _raised(failure.text)
+        title = f"raises {error} under a transform: {trial}"
+        return Failing("raises-transformed", title, trial, error=error, message=message)
     if column == "bits":
-        return _of_bits(verdict, trial, difference, index, finite)
+        return _of_bits(verdict, trial, difference)
     if column == "inputs":
         argument, _, where = trial.partition(_AFTER)
         name = "grad" if argument == _UPSTREAM else argument
-        return Failing("arguments", f"changes its arguments: {trial}", argument=name, gradients=where != "call")
+        title = f"changes its arguments: {trial}"
+        return Failing("arguments", title, argument=name, gradients=where != "call", **_found(difference))
     kind, title = ("batch", "depends on the batch") if column in BATCH else _ALONE[column]
     if trial in VOCAB:
         kind, title = "vocab", "depends on the rest of the vocab"
+    special = of_nan_alone(difference)
     if special:
         kind, title = f"{kind}-nan", f"{title} in NaN patterns"
-    return Failing(kind, f"{title}: {trial}", trial, special=special, finite=finite, index=index)
+    elif difference["max_ulp"] == 0:
+        kind, title = f"{kind}-zeros", f"{title} in signs of zeros"
+    return Failing(kind, f"{title}: {trial}", trial, special=special, **_found(difference))
 
 
 _ALONE = {"layout": ("layout", "depends on how its arguments are stored"), "repeat": ("repeat", "not repeatable")}
 
 
-def _of_bits(
-    verdict: Verdict, trial: str, difference: Mapping[str, Any], index: tuple[int, ...], finite: bool
-) -> Failing:
+def _found(difference: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the first values differ, and in which way."""
+    return {**asdict(way_of(difference)), "index": tuple(difference["index"] or ())}
+
+
+def _of_bits(verdict: Verdict, trial: str, difference: Mapping[str, Any]) -> Failing:
+    found = _found(difference)
     if trial.startswith(BAD_ID):
-        return Failing("bad-id", f"answers a bad id with another row: {trial}", trial)
+        return Failing("bad-id", f"answers a bad id with another row: {trial}", trial, **{**found, "index": ()})
     kind = difference["kind"]
     if kind != "bits":
-        return Failing(kind, f"returns another {kind}")
+        return Failing(kind, f"returns another {kind}", **found)
     equal_values = difference["max_ulp"] == 0 or of_nan_alone(difference)
     if verdict.nature or equal_values:
         only = f" (only {verdict.nature})" if verdict.nature else ""
-        return Failing("bits-special", f"other bits than the contract{only}", special=True, finite=finite, index=index)
-    return Failing("bits", "other bits than the contract", finite=finite, index=index)
-
-
-def _finite(difference: Mapping[str, Any]) -> bool:
-    """Also where dtype or shape differ, and no values are compared."""
-    return all(x is None or np.isfinite(x) for x in (difference["actual"], difference["expected"]))
+        return Failing("bits-special", f"other bits than the contract{only}", special=True, **found)
+    return Failing("bits", "other bits than the contract", **found)
 
 
 def _gradient_failing(failure: Failure) -> Failing | None:
@@ -117,24 +130,24 @@ def _gradient_failing(failure: Failure) -> Failing | None:
     if trial == BAD_IDS:
         return None  # its transformed call is none that the contract has a result for
     if failure.difference is None:
-        error = _type_of(failure.text)
+        error, message = _raised(failure.text)
         named = "" if trial == ITSELF else trial
         title = f"gradients raise {error}" + (f": {named}" if named else "")
-        return Failing("grad-raises", title, named, error=error, gradients=True)
-    index, finite = tuple(failure.difference["index"] or ()), _finite(failure.difference)
-    kind = failure.difference["kind"]
+        return Failing("grad-raises", title, named, error=error, message=message, gradients=True)
+    kind, found = failure.difference["kind"], _found(failure.difference)
     if trial == ITSELF:
         other = "other bits than the contract" if kind == "bits" else f"another {kind}"
         kind = "grad" if kind == "bits" else f"grad-{kind}"
         title = f"gradient of {argument} with {other}"
-        return Failing(kind, title, argument=argument, finite=finite, gradients=True, index=index)
+        return Failing(kind, title, argument=argument, gradients=True, **found)
     title = f"gradient of {argument} changes with: {trial}"
-    return Failing("grad-transform", title, trial, argument, finite=finite, gradients=True, index=index)
+    return Failing("grad-transform", title, trial, argument, gradients=True, **found)
 
 
-def _type_of(text: str) -> str:
-    """ "ValueError" of "raised ValueError: planted"."""
-    return text.removeprefix("raised ").partition(":")[0]
+def _raised(text: str) -> tuple[str, str]:
+    """("ValueError", "ValueError: row #") of "raised ValueError: row 12"."""
+    text = text.removeprefix("raised ")
+    return text.partition(":")[0], re.sub(r"\d+", "#", text)
 
 
 # Trying again ------------------------------------------------------------------------------------------
@@ -158,7 +171,7 @@ def _alike(name: str, other: str) -> bool:
 
 def bad_id(failing: Failing, inputs: Inputs) -> int:
     """The id that is not in the vocab, which is another where the vocab is smaller."""
-    return -1 if failing.trial.endswith("-1") else len(inputs["weight"])
+    return -1 if failing.trial.endswith("-1") else Call(inputs, np.random.default_rng(0)).vocab
 
 
 @dataclass(frozen=True)
@@ -171,6 +184,7 @@ class _Call:
     arrays: Inputs
     id: str = "shrunk"
     thorough: bool = False
+    divided: bool = False
     shared_out: bool = False
 
     def inputs(self) -> Inputs:
@@ -205,7 +219,8 @@ class Retrial:
         try:
             call()
         except Exception as error:  # the judged code's own
-            return type(error).__name__ == self.failing.error
+            name, message = _raised(in_one_line(error))
+            return name == self.failing.error and self.failing.message in (None, message)
         return False
 
     def _result_fails(self, inputs: Inputs) -> bool:
@@ -216,7 +231,7 @@ class Retrial:
             return self._raises(lambda: bench.run(arguments))
         result = bench.run(arguments)
         if failing.kind == "arguments":
-            return compare(self.adapter.to_numpy(arguments[failing.argument]), inputs[failing.argument]) is not None
+            return self._alike(compare(self.adapter.to_numpy(arguments[failing.argument]), inputs[failing.argument]))
         if failing.kind == "bad-id":
             return self._bad_id_fails(bench, inputs)
         if not failing.trial:
@@ -224,15 +239,14 @@ class Retrial:
         trial = trial_of(failing, inputs, self.seed)
         if trial is None or result.shape != result_shape(inputs):
             return False
-        base = as_rows(result)
+        base = as_rows(result, inputs)
         if failing.error:
             return self._raises(lambda: bench.difference(trial, base))
-        difference = bench.difference(trial, base)
-        return self._alike(difference) and of_nan_alone(asdict(difference)) == failing.special
+        return self._alike(bench.difference(trial, base))
 
     def _alike(self, difference: Difference | None) -> TypeGuard[Difference]:
-        """Whether it is a difference, and of finite values where that of the failure is."""
-        return difference is not None and _finite(asdict(difference)) == self.failing.finite
+        """Whether it is a difference, and in the way of the failure."""
+        return difference is not None and self.failing.way.keeps(way_of(asdict(difference)))
 
     def _differs_from_contract(self, result: Array, inputs: Inputs) -> bool:
         expected = contract_result(self.op, inputs, self.digits)
@@ -245,10 +259,9 @@ class Retrial:
 
     def _bad_id_fails(self, bench: Bench, inputs: Inputs) -> bool:
         call = Call(inputs, np.random.default_rng(0))
-        rows = call.rows.copy()
-        rows[-1] = bad_id(self.failing, inputs)
-        found = as_rows(bench.run(bench.arguments(call.with_rows(rows))))[-1]
-        return compare(found, np.full_like(found, quiet_nan(found.dtype).view(found.dtype))) is not None
+        bad = call.with_bad_id(bad_id(self.failing, inputs))
+        found = as_rows(bench.run(bench.arguments(bad)), inputs)[-1]
+        return self._alike(compare(found, np.full_like(found, quiet_nan(found.dtype).view(found.dtype))))
 
     def _gradients_fail(self, inputs: Inputs) -> bool:
         failing = self.failing
@@ -260,10 +273,10 @@ class Retrial:
         base = scope.gradients(arguments)
         name = failing.argument
         if failing.kind == "arguments":
-            return compare(self.adapter.to_numpy(arguments[name]), inputs[name]) is not None
+            return self._alike(compare(self.adapter.to_numpy(arguments[name]), inputs[name]))
         if not failing.trial:
             others = {argument: x for argument, x in inputs.items() if argument != "grad"}
-            difference = compare(base[name], contract_gradients(others, inputs["grad"])[name])
+            difference = compare(base[name], contract_gradients(others, inputs["grad"], self.digits)[name])
             return self._alike(difference) and (difference.kind == "bits") == (failing.kind == "grad")
         if trial is None:
             return False
@@ -277,5 +290,5 @@ class Retrial:
 
 
 def _rows_of(found: Gradients) -> Gradients:
-    """The gradient of hidden states as [rows, K]."""
-    return {name: as_rows(array) if name == "hidden" else array for name, array in found.items()}
+    """Those of hidden states and logits as [rows, K] and [rows, V]."""
+    return {name: as_rows(array, ()) if name in BY_ROW else array for name, array in found.items()}

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.bits import Difference, compare, digest, digest_of_parts, to_bits
+from crosscheck.verdict import counted
 
 __all__ = ["Blocks", "Whole", "as_stored", "block_rows", "difference", "rows_and_width"]
 
@@ -160,7 +161,8 @@ def _of_blocks(actual: Whole | Blocks, expected: Whole | Blocks) -> str:
     if not len(differs):
         return f"the digests of {actual.dtype} {actual.shape} differ, and those of its blocks do not"
     named = _named(differs, block, rows)
-    each = f"{len(differs)} of {-(-rows // block)} " + (f"blocks of {block} rows" if block > 1 else "rows")
+    every = counted(-(-rows // block), "block") + f" of {block} rows" if block > 1 else counted(rows, "row")
+    each = f"{len(differs)} of {every}"
     return f"{each} of {actual.dtype} {actual.shape} differ: {named}; {_in_a_sampled_row(actual, expected)}"
 
 

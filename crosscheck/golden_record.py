@@ -12,7 +12,8 @@ from crosscheck.judge import Judged
 from crosscheck.judge_gradient import gradient_call
 from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut, stored_array
 from crosscheck.registry import Backend
-from crosscheck.runner import BackendMissing, fair_threads
+from crosscheck.runner import BackendMissing
+from crosscheck.threads import fair_threads
 from crosscheck.verdict import NOT_OFFERED, counted
 
 __all__ = ["NoAnswer", "Recording", "record"]

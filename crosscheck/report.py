@@ -118,7 +118,7 @@ def summary(run: Run) -> str:
     verdicts = counted(len(run.verdicts), "verdict")
     kept = sum(verdict.kept for verdict in run.verdicts)
     of_earlier = f", {kept} of them kept" if kept else ""
-    size = f"({cases}, {counted(len(run.environments), 'backend')}, {verdicts}{of_earlier})"
+    size = f"({cases}, {_who(run)}, {verdicts}{of_earlier})"
     if run.outcome == "equal":
         return f"EQUAL: every bit is the contract's, under every transform {size}"
     said = [] if run.complete else [f"{len(run.verdicts)} of {counted(run.due, 'verdict')} made"]
@@ -134,6 +134,14 @@ def summary(run: Run) -> str:
         compared = any(verdict.checks for verdict in run.verdicts)
         said.append("no bit that was compared differs" if compared else "nothing was compared")
     return f"{run.outcome.upper()}: {'; '.join(said)} {size}"
+
+
+def _who(run: Run) -> str:
+    """How many candidates were judged, and how many backends beside them."""
+    candidates = sum(name in run.candidates for name in run.environments)
+    backends = len(run.environments) - candidates
+    counts = {"candidate": candidates, "backend": backends}
+    return ", ".join(counted(count, noun) for noun, count in counts.items() if count) or counted(0, "backend")
 
 
 def _what_happened(verdict: Verdict) -> str:

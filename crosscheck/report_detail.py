@@ -10,7 +10,7 @@ from crosscheck.report_plots import bars, bit_fields, heat_map
 from crosscheck.report_table import short
 from crosscheck.report_text import sentences
 from crosscheck.reproducer_report import Reproducer
-from crosscheck.verdict import NOT_OFFERED
+from crosscheck.verdict import NOT_OFFERED, counted
 
 __all__ = ["SIGNS", "anchor", "bad_words", "case_detail", "failing", "verdict_detail"]
 
@@ -157,7 +157,7 @@ def _facts(verdict: Report) -> dict[str, str]:
         "digits": verdict["digits"],
         "dtype of the result": verdict["dtype"],
         "only differ in": verdict["nature"],
-        "smallest batch": f"{smallest['rows']} rows: {smallest['transform']}" if smallest else "",
+        "smallest batch": f"{counted(smallest['rows'], 'row')}: {smallest['transform']}" if smallest else "",
         "kept": "from an earlier run" if verdict["kept"] else "",
         "time": f"{verdict['seconds']:.2f} s" if verdict["seconds"] else "",
         "SHA-256 of the result": verdict["digest"],

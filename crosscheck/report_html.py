@@ -63,6 +63,7 @@ def _views(report: Report) -> View:
     return {
         "columns": columns,
         "heads": list(Counter(backend for backend, _ in columns).items()),
+        "judged": _judged(report),
         "counts": _counts(report),
         "checks": _check_rows(verdicts),
         "groups": _groups(report, of_case, columns),
@@ -81,6 +82,13 @@ def _columns(report: Report) -> list[Column]:
     columns = list(dict.fromkeys([*due, *made]))
     backends = list(dict.fromkeys(backend for backend, _ in columns))
     return sorted(columns, key=lambda column: backends.index(column[0]))
+
+
+def _judged(report: Report) -> dict[str, int]:
+    """How many candidates and backends, by the noun."""
+    candidates = sum(name in report.get("candidates", {}) for name in report["backends"])
+    counts = {"candidate": candidates, "backend": len(report["backends"]) - candidates}
+    return {noun: count for noun, count in counts.items() if count}
 
 
 def _counts(report: Report) -> list[View]:
@@ -140,7 +148,8 @@ def _agreement(found: Report) -> View:
     """The matrix, a cell for each two members."""
     pairs = {frozenset((pair["a"], pair["b"])): pair for pair in found["pairs"]}
     rows = [[None if a == b else pairs[frozenset((a, b))] for b in found["members"]] for a in found["members"]]
-    return {**found, "rows": list(zip(found["members"], rows, strict=True))}
+    alone = [members[0] for members in found["classes"] if len(members) == 1]
+    return {**found, "rows": list(zip(found["members"], rows, strict=True)), "alone": alone}
 
 
 def _side(name: str, said: Report, verdicts: Sequence[Report]) -> View:

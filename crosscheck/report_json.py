@@ -10,7 +10,8 @@
     written         when the report was made: UTC, ISO 8601
     notes           sentences on the input
     machine         system, architecture, processor, cores, instruction_set
-    backends        {name: {reason, device, versions, threads, modes, implementations, layouts}}
+    backends        {name: {reason, device, versions, threads, modes, implementations, layouts}}; implementations has
+                    the operators that the cases run
     bins            {errors, distances}: the upper bounds of the bins of all histograms of each kind; a bin holds what
                     is above the bound before its own, up to and with its own, and the last bound is "inf"
     cases           {id: the case's fields}
@@ -48,8 +49,9 @@
         basis           the name of what the verdict rests on, among `bases`
         inputs_digest   SHA-256 of the case's inputs; effort is what was tried: {compiles, thorough, gradients}
         kept            whether --resume took the verdict from an earlier report
-        reproducers     of --reproducers: a list of {kind, failing, shrunk, path, fails, note}: what fails and the
-                        sizes it was shrunk to, in words; the script; whether the script was seen to fail
+        reproducers     of --reproducers: a list of {kind, failing, shrunk, path, fails, note, more}: what fails and the
+                        sizes it was shrunk to, in words; the script; whether the script was seen to fail; how many
+                        failures of the kind there are beside it
     candidates      in a run with candidates: {name: what it is, in a sentence}
     agreement       likewise: {members, pairs, classes, cases}; pairs lists {a, b, equal, cases}, numbers of cases;
                     classes are members with equal bits in all the `cases` that all members have

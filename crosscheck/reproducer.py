@@ -5,14 +5,16 @@ its files `reproduce.py`. Failures are shrunk in a process of the backend's own:
 time ends the shrinking of its failure, with what was found. A script that was written is run, to see that it fails.
 """
 
+import itertools
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,9 @@ from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut, stored
 from crosscheck.registry import Backend
 from crosscheck.reproducer_report import Reproducer
 from crosscheck.reproducer_script import CALL, Target, script
-from crosscheck.runner import Run, fair_threads
+from crosscheck.runner import Run
 from crosscheck.shrink import sizes
+from crosscheck.threads import fair_threads
 from crosscheck.verdict import Verdict
 
 __all__ = ["MOST_OF_A_BACKEND", "first_failures", "reproduce"]
@@ -67,7 +70,7 @@ def reproduce(
     """Shrink the first failure of each kind of each backend, and enter what was written in its verdict.
 
     Arguments:
-        folder: for the reproducers, made if it is missing; one that is there is replaced.
+        folder: for the reproducers, made if it is missing.
         timeout: seconds for one call.
         seconds: for all the shrinking.
         progress: told what each backend does.
@@ -76,26 +79,38 @@ def reproduce(
         OSError, GoldenError: a reproducer cannot be written.
     """
     by_id = {case.id: case for case in cases}
-    chosen = [(backend, first_failures(run.verdicts, backend)) for backend in backends]
-    left = sum(len(found) for _, found in chosen)
-    for backend, found in chosen:
+    left = sum(len(first_failures(run.verdicts, backend)) for backend in backends)
+    for backend in backends:
         threads = run.environments.get(backend.name, {}).get("threads", fair_threads(1))
+        counts = Counter(failing.kind for _, failing in _failures(run.verdicts, backend))
         with _Shrinker(backend, threads, timeout, progress) as shrinker:
-            for verdict, failing in found:
+            for verdict, failing in first_failures(run.verdicts, backend):
                 made = _made(shrinker, verdict, by_id[verdict.case], failing, folder, seconds / left)
-                verdict.reproducers.append(asdict(made))
+                verdict.reproducers.append(asdict(replace(made, more=counts[failing.kind] - 1)))
                 progress(backend.name, "")
                 left, seconds = left - 1, max(0.0, seconds - shrinker.took)
+        for verdict, failing in _firsts(run.verdicts, backend)[MOST_OF_A_BACKEND:]:
+            note = f"no reproducer: a backend or candidate gets {MOST_OF_A_BACKEND} at most"
+            made = Reproducer(failing.kind, failing.title, note=note, more=counts[failing.kind] - 1)
+            verdict.reproducers.append(asdict(made))
 
 
 def first_failures(verdicts: Sequence[Verdict], backend: Backend) -> list[tuple[Verdict, Failing]]:
     """The first of each kind, no more than MOST_OF_A_BACKEND."""
+    return _firsts(verdicts, backend)[:MOST_OF_A_BACKEND]
+
+
+def _firsts(verdicts: Sequence[Verdict], backend: Backend) -> list[tuple[Verdict, Failing]]:
     found: dict[str, tuple[Verdict, Failing]] = {}
+    for verdict, failing in _failures(verdicts, backend):
+        found.setdefault(failing.kind, (verdict, failing))
+    return list(found.values())
+
+
+def _failures(verdicts: Sequence[Verdict], backend: Backend) -> Iterator[tuple[Verdict, Failing]]:
     for verdict in verdicts:
         if verdict.backend == backend.name:
-            for failing in failings(verdict):
-                found.setdefault(failing.kind, (verdict, failing))
-    return list(found.values())[:MOST_OF_A_BACKEND]
+            yield from ((verdict, failing) for failing in failings(verdict))
 
 
 # Shrinking ---------------------------------------------------------------------------------------------
@@ -162,6 +177,7 @@ class _Stored:
     of: str
     seed: int = 0
     thorough: bool = False
+    divided: bool = False
     shared_out: bool = False
 
     def inputs(self) -> Inputs:
@@ -190,11 +206,17 @@ def _made(
         f"{backend.name}, {verdict.mode}", framework, backend.target or f"rlk_{framework}:{case.op}", backend.device,
         verdict.mode != "eager", found.takes, case.digits,
     )  # fmt: skip
-    path = _write(folder / f"{backend.name}-{kind}", case, failing, found.inputs, target)
+    path = _write(_unused(folder, f"{backend.name}-{kind}"), case, failing, found.inputs, target)
     shrinker.progress(backend.name, f"running {path}")
     problem = _problem(path, failing.error or "BitsDiffer", shrinker.timeout)
     notes = [f"the shrinking ended early: {ended}" if ended else "", problem]
     return Reproducer(kind, title, shrunk, str(path), not problem, "; ".join(filter(None, notes)))
+
+
+def _unused(folder: Path, name: str) -> Path:
+    """A place for a reproducer: names of backends have hyphens, too, so two of them may give the same."""
+    names = itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2)))
+    return next(folder / name for name in names if not (folder / name).exists())
 
 
 def _write(place: Path, case: Judged, failing: Failing, inputs: Inputs, target: Target) -> Path:
@@ -203,7 +225,7 @@ def _write(place: Path, case: Judged, failing: Failing, inputs: Inputs, target: 
     calls = _calls(inputs, trial)
     answers = {name: _answered(case, name, arrays) for name, arrays in calls}
     place.parent.mkdir(parents=True, exist_ok=True)
-    write_golden(place, answers.values(), _maker(), whole_up_to=LARGE, force=True)
+    write_golden(place, answers.values(), _maker(), whole_up_to=LARGE)
     files = [name for name, _ in calls[1:]]
     path = place / SCRIPT
     path.write_text(script(target, failing, inputs, f"shrunk to {sizes(inputs)}", trial, files), encoding="utf-8")
@@ -225,7 +247,7 @@ def _answered(case: Judged, name: str, inputs: Inputs) -> Answered:
     arguments = {argument: array for argument, array in inputs.items() if argument != "grad"}
     outputs = {"result": contract_result(case.op, arguments, case.digits)}
     if "grad" in inputs:
-        gradients = contract_gradients(arguments, inputs["grad"])
+        gradients = contract_gradients(arguments, inputs["grad"], case.digits)
         outputs |= {f"grad.{argument}": array for argument, array in gradients.items()}
     return Answered(stored, inputs, outputs, "contract", ALL_INPUTS if "grad" in inputs else "")
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.cases import Inputs
-from crosscheck.gradients import result_shape, wanted
 from crosscheck.invariance import Trial
+from crosscheck.operators import result_shape, wanted
 
 __all__ = ["Matched", "Places", "matched"]
 
@@ -66,8 +66,8 @@ def matched(trial: Trial[Any], inputs: Inputs, argument: str = "") -> Iterator[M
 
 def _shape(inputs: Inputs, argument: str) -> tuple[int, int]:
     shape = inputs[argument].shape if argument else result_shape(inputs)
-    if len(shape) == 1 and argument == "bias":
-        return shape[0], 1
+    if argument == "bias" or (not argument and "target_ids" in inputs):
+        return int(np.prod(shape)), 1
     return int(np.prod(shape[:-1])), int(shape[-1])
 
 

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from crosscheck.runner import Run
+from crosscheck.verdict import counted
 
 __all__ = ["Reproducer", "print_reproducers"]
 
@@ -21,6 +22,7 @@ class Reproducer:
         path: of the script; empty where there is none.
         fails: whether the script was seen to fail.
         note: what else there is to say.
+        more: how many failures of the kind there are beside this one.
     """
 
     kind: str
@@ -29,6 +31,7 @@ class Reproducer:
     path: str = ""
     fails: bool = False
     note: str = ""
+    more: int = 0
 
     def sentence(self) -> str:
         """
@@ -36,8 +39,12 @@ class Reproducer:
             >>> Reproducer("bits", "other bits", "2 rows, K 3, V 1", "repro/mine-bits/reproduce.py", True).sentence()
             'other bits: shrunk to 2 rows, K 3, V 1: repro/mine-bits/reproduce.py'
         """
-        parts = [f"shrunk to {self.shrunk}: {self.path}"] if self.path else []
-        return f"{self.failing}: {'; '.join([*parts, *([self.note] if self.note else [])])}"
+        parts = [
+            f"shrunk to {self.shrunk}: {self.path}" if self.path else "",
+            self.note,
+            f"{counted(self.more, 'more failure')} of this kind got no script" if self.more else "",
+        ]
+        return f"{self.failing}: {'; '.join(filter(None, parts))}"
 
 
 def print_reproducers(console: Console, run: Run) -> None:

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from crosscheck.candidate_adapters import THIRD
+import numpy as np
+
+from crosscheck.calls import Call
+from crosscheck.candidate_adapters import LAST
 from crosscheck.cases import Inputs
 from crosscheck.failing import Failing, bad_id
-from crosscheck.gradients import result_shape, wanted
 from crosscheck.invariance import Trial
+from crosscheck.operators import IDS, positional, result_shape, wanted
 from crosscheck.reproducer_places import Places, matched
 
 __all__ = ["CALL", "Target", "script"]
@@ -35,7 +38,7 @@ class Target:
         function: "module:function".
         device: "cpu" or "cuda".
         compiled: whether to compile it.
-        takes: the arguments that it is given by name, where a call has them; or THIRD.
+        takes: the arguments that it is given by name, where a call has them; or LAST.
         digits: of the call.
     """
 
@@ -62,12 +65,13 @@ def script(
     files = files if trial is not None else ()
     names = ["again" if file == CALL else file for file in files]  # of variables
     loads = {CALL: CALL, **dict(zip(names, files, strict=True))}
-    body = [f"{name} = {text.load(file)}" for name, file in loads.items()]
+    loading = [f"{name} = {text.load(file)}" for name, file in loads.items()]
+    body: list[str] = []
     if trial is not None:
         body += [line for name in loads if name != CALL for line in text.stored(name, trial.layout)]
     compares = trial is not None and not failing.error
     body += text.compared(trial, names) if trial is not None and compares else text.alone(names)
-    return "\n".join(text.opening(shrunk, [*text.preparing(), *body])) + "\n"
+    return "\n".join(text.opening(shrunk, loading, [*text.preparing(), *body])) + "\n"
 
 
 class _Text:
@@ -76,27 +80,39 @@ class _Text:
         self.torch = target.framework == "torch"
         self.module, _, self.path = target.function.partition(":")
         self.device = ', device="cuda"' if self.torch and target.device == "cuda" else ""
-        self.axis = "token_ids" if "token_ids" in inputs else "hidden"
         self.options = [f"{name}={value}" for name, value in self._options().items() if name in target.takes]
         self.function = "compiled" if target.compiled else self.path
 
     def _options(self) -> dict[str, Any]:
-        if self.axis == "token_ids":
-            return {"check_ids": False} if self.failing.gradients else {}
-        return {} if self.target.digits is None else {"digits": self.target.digits}
+        unread = self.failing.gradients and any(name in self.inputs for name in IDS)
+        digits = {} if self.target.digits is None else {"digits": self.target.digits}
+        return {**({"check_ids": False} if unread else {}), **digits}
 
     # Before the calls ----------------------------------------------------------------------------------
-    def opening(self, shrunk: str, body: Sequence[str]) -> Iterator[str]:
-        """The script of this body."""
+    def opening(self, shrunk: str, loading: Sequence[str], body: Sequence[str]) -> Iterator[str]:
+        """The script of this body, for which the files are loaded first."""
         yield f'"""{self.target.who}: {self.failing.title}; {shrunk}.'
         yield ""
-        yield "Exit code 1 while that is so, 0 when it is mended. Run it where its imports are found, for example in"
-        yield "the folder of a module."
+        yield "Exit code 1 while that is so, 0 when it is mended, 2 where it cannot be tried. Run it where its imports"
+        yield "are found, for example in the folder of a module."
         yield '"""'
         yield ""
         yield from ["import sys", "from pathlib import Path", ""]
+        yield "try:"
+        yield from (f"    {line}" if line else "" for line in [*self._imports(body), *loading])
+        yield "except Exception as error:  # none of this is what fails"
+        remedy = "run it where its imports are found, with its files beside it"
+        yield f'    print(f"not tried: {{type(error).__name__}}: {{error}}; {remedy}", file=sys.stderr)'
+        yield "    sys.exit(2)"
+        yield ""
+        yield from body
+
+    def _imports(self, body: Sequence[str]) -> Iterator[str]:
+        """The function's comes last, since a module in the folder may have the name of another."""
+        on_cpu = not self.torch and self.target.device == "cpu"
+        config = ['jax.config.update("jax_platforms", "cpu")'] if on_cpu else []
         names = {"torch": "import torch"} if self.torch else {"jax": "import jax", "jnp": "import jax.numpy as jnp"}
-        yield from (line for name, line in names.items() if any(f"{name}." in line for line in body))
+        yield from (line for name, line in names.items() if any(f"{name}." in line for line in [*config, *body]))
         yield f"from safetensors.{'torch' if self.torch else 'flax'} import load_file"
         yield ""
         yield "from crosscheck import assert_bits_equal"
@@ -104,14 +120,12 @@ class _Text:
         yield 'sys.path.insert(0, "")'
         yield f"from {self.module} import {self.path.partition('.')[0]}"
         yield ""
-        yield from body
+        yield from config
+        yield "here = Path(__file__).parent"
 
     def preparing(self) -> Iterator[str]:
-        if not self.torch and self.target.device == "cpu":
-            yield 'jax.config.update("jax_platforms", "cpu")'
         if self.target.compiled:
             yield f"compiled = {self._compiled()}"
-        yield "here = Path(__file__).parent"
         if self.failing.gradients:
             yield from self._gradients()
 
@@ -139,9 +153,9 @@ class _Text:
         return self._called({argument: f'{name}["inputs.{argument}"]' for argument in self.inputs})
 
     def _called(self, arguments: Mapping[str, str]) -> str:
-        given = [arguments[self.axis], arguments["weight"]]
+        given = [arguments[name] for name in positional(arguments)]
         if "bias" in arguments:
-            given.append(arguments["bias"] if THIRD in self.target.takes else f"bias={arguments['bias']}")
+            given.append(arguments["bias"] if LAST in self.target.takes else f"bias={arguments['bias']}")
         return f"{self.function}({', '.join([*given, *self.options])})"
 
     def _gradients(self) -> Iterator[str]:
@@ -166,6 +180,8 @@ class _Text:
             found, shape = f"gradients({name})[{wanted(self.inputs).index(argument)}]", inputs[argument].shape
         else:
             found, shape = self.call(name), result_shape(inputs)
+        if not self.failing.gradients and "target_ids" in inputs:
+            return f"{found}.reshape(-1, 1)"  # one value a row
         flat = len(shape) != 2 and self.failing.argument != "bias"
         return f"{found}.reshape(-1, {shape[-1]})" if flat else found
 
@@ -213,12 +229,13 @@ class _Text:
             yield f'assert_bits_equal(actual, {CALL}["outputs.{what}"], context="{who} and the contract")'
 
     def _bad_id(self) -> Iterator[str]:
-        bad, ids = bad_id(self.failing, self.inputs), f'{CALL}["inputs.token_ids"]'
+        call = Call(self.inputs, np.random.default_rng(0))
+        bad, ids = bad_id(self.failing, self.inputs), f'{CALL}["inputs.{call.ids}"]'
         if self.torch:
             yield f"{ids} = {ids}.flatten()"
-            yield f"{ids}[-1] = {bad}  # the vocab has {len(self.inputs['weight'])} rows"
+            yield f"{ids}[-1] = {bad}  # the vocab has {call.vocab} rows"
         else:
-            yield f"{ids} = {ids}.flatten().at[-1].set({bad})  # the vocab has {len(self.inputs['weight'])} rows"
+            yield f"{ids} = {ids}.flatten().at[-1].set({bad})  # the vocab has {call.vocab} rows"
         yield "try:"
         yield f"    row = {self.call(CALL)}[-1]"
         yield "except Exception as refusal:  # an error is right, and so is a row of NaN"

@@ -66,7 +66,7 @@ class Earlier:
         parts = [f"{kept} of {counted(verdicts, 'verdict')} kept from {self.path}"]
         parts += [f"{count} judged again: {reason}" for reason, count in self.again.most_common()]
         missing = verdicts - kept - self.again.total()
-        return ["; ".join([*parts, f"{missing} were not in it"] if missing else parts)]
+        return ["; ".join([*parts, f"{missing} {'was' if missing == 1 else 'were'} not in it"] if missing else parts)]
 
     def _what_changed(self, verdict: Verdict, case: Judged, effort: Mapping[str, Any], now: Basis) -> str:
         """One reason in words; nothing where there is none."""

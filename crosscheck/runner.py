@@ -4,7 +4,6 @@ Threads ask the processes for one verdict after the other. A process that crashe
 of that case; the next case gets a fresh process, until LIVES of them have ended one after another.
 """
 
-import os
 import queue
 import tempfile
 import threading
@@ -20,9 +19,10 @@ from crosscheck.controls import Caught
 from crosscheck.judge import Judged
 from crosscheck.lanes import LIVES, Hand, Lane, Ledger, Progress
 from crosscheck.registry import Backend
+from crosscheck.threads import fair_threads
 from crosscheck.verdict import NOT_OFFERED, Verdict, worst
 
-__all__ = ["LIVES", "BackendMissing", "Progress", "Run", "describe", "fair_threads", "run"]
+__all__ = ["LIVES", "BackendMissing", "Progress", "Run", "describe", "run"]
 
 PAUSE = 2.0  # seconds between two savings of the verdicts so far
 Save = Callable[["Run"], None]
@@ -65,12 +65,6 @@ class Run:
         if self.verdicts and not outcomes:
             outcomes.append("incomplete")  # nothing was judged
         return worst([*outcomes, *("failed" for control in self.controls if not control.caught)])
-
-
-def fair_threads(processes: int) -> int:
-    """Threads for each of several processes that share the cores this one may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, processes))
 
 
 def describe(backends: Sequence[Backend]) -> dict[str, dict[str, Any]]:
@@ -180,10 +174,12 @@ class _Crew:
     def _environments(self, said: Mapping[Lane, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """By backend; what its processes are to be told is told to its lanes."""
         reasons = {lane.backend.name: words["reason"] for lane, words in said.items() if words["reason"]}
+        ops = {case.op.removesuffix("_fp32") for case in self.cases}
         found: dict[str, dict[str, Any]] = {}
         for hand in self.greeting:
             lane = hand.lane
-            found.setdefault(lane.backend.name, said[lane])
+            runs = {op: what for op, what in said[lane].get("implementations", {}).items() if op in ops}
+            found.setdefault(lane.backend.name, {**said[lane], "implementations": runs})
             for other in self.lanes:
                 if other.backend is lane.backend and not other.basis:
                     other.basis, other.implementations = hand.basis, lane.implementations

@@ -6,7 +6,7 @@ from typing import Any
 
 from crosscheck.accuracy import Accuracy
 from crosscheck.bits import Difference
-from crosscheck.invariance import COLUMNS
+from crosscheck.trial import COLUMNS
 
 __all__ = [
     "CHECKS",

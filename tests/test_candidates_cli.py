@@ -1,6 +1,7 @@
 """Candidates on the command line: what is refused, the report, the controls and the tolerances."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -98,12 +99,13 @@ def test_a_candidate_of_the_current_directory_is_judged(tmp_path):
     lines = done.stdout.splitlines()
     assert "  mine: exactly the contract's bits; compiled, the same bits; at most 0." in done.stdout
     assert "  equal in the 1 case that all have judged: contract, mine eager, mine compile" in lines
-    assert lines[-1].startswith("EQUAL: ") and "1 backend, 2 verdicts" in lines[-1]
+    assert lines[-1].startswith("EQUAL: ") and "1 candidate, 2 verdicts" in lines[-1]
     assert [line for line in lines if "control" in line] == [
         "  control, a batch-variant backend: caught",
         "  control, a backend with one flipped bit: caught",
     ]
     report = json.loads((tmp_path / "report.json").read_text())
+    assert report["backends"]["mine"]["implementations"] == {"lm_head": "my_head:head"}
     assert report["candidates"]["mine"].startswith("exactly the contract's bits")
     assert [control["caught"] for control in report["controls"]] == [True, True]
     assert report["agreement"]["classes"] == [["contract", "mine eager", "mine compile"]]
@@ -120,6 +122,8 @@ def test_a_failing_candidate_is_repeated_as_it_was_typed():
     assert f"{shared} --backends FlipsBits" in lines
     assert any(line.startswith("  accuracy: ") and line.endswith("; tolerated are 0.001") for line in lines)
     assert "; above the tolerance in 2 of 2 verdicts" in result.stdout
+    assert lines[-1].endswith("(1 case, 1 candidate, 2 backends, 4 verdicts)")
+    assert re.findall(r"(?<![\d.])1 (?:of 1 )?(?:cases|backends|candidates|verdicts|rows)", result.stdout) == []
 
 
 # Controls --------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from click.testing import CliRunner, Result
 from crosscheck.cases import default_suite, full_suite
 from crosscheck.cli import main
 from crosscheck.report_json import SCHEMA
+from crosscheck.runner import Run
+from crosscheck.verdict import Verdict
 
 CASE = "lm_head-bf16-N3-K100-V33-d3-bias"
 
@@ -233,6 +235,26 @@ def test_an_old_report_survives_a_run_that_does_not_come_to_an_end(tmp_path):
     assert path.read_text() == "old"
     assert run("--json", tmp_path / "new.json", backends="Unavailable").exit_code == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "hint"),
+    [
+        (1, [], "they are lost: with --json FILE a run leaves its verdicts, and --resume FILE goes on from them"),
+        (0, [], "with --json FILE a run leaves its verdicts, and --resume FILE goes on from them"),
+        (1, ["--json", "my report.json"], "--resume 'my report.json' keeps them"),
+        (1, ["--report", "folder"], "--resume folder/report.json keeps them"),
+        (0, ["--report", "folder"], ""),
+    ],
+)
+def test_an_interrupt_says_how_to_go_on(tmp_path, monkeypatch, made, options, hint):
+    verdict = Verdict(CASE, "lm_head", "Planted", "eager", "planted", "timed out", "no answer")
+    stopped = Run(verdicts=[verdict] * made, complete=False, due=9)
+    monkeypatch.setattr("crosscheck.cli_running.run", lambda *cases, **how: stopped)
+    monkeypatch.chdir(tmp_path)
+    result = run(*options)
+    assert result.exit_code == 130
+    assert result.stderr == f"crosscheck: interrupted: {made} of 9 verdicts made{hint and f'; {hint}'}\n"
 
 
 # Ctrl-C ----------------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from crosscheck.cli import main
 from crosscheck.order.bench import Bench
 from crosscheck.order.report import order_json, print_order
 from crosscheck.order.run import OrderRun, Setting
-from crosscheck.order.survey import survey
+from crosscheck.order.survey import Order, Part, Survey, survey
 from crosscheck.order.tree import ADD, Tree
-from crosscheck.runner import fair_threads
+from crosscheck.order.words import shared
+from crosscheck.threads import fair_threads
 
 
 def order(*words: str, known=None) -> Result:
@@ -35,10 +36,6 @@ def planted(name: str, *words: str) -> Result:
     ("words", "message"),
     [
         (["--op", "lm_head"], "nothing to reveal; expected --candidate NAME=torch:MODULE:FUNCTION or --backend NAME"),
-        (
-            ["--op", "embedding", "--backend", "numpy"],
-            "embedding copies rows and adds nothing, so it has no order; expected --op lm_head",
-        ),
         (["--op", "lm_head", "--backend", "cray"], "no backend 'cray'; the known ones are numpy, torch-cpu"),
         (["--op", "lm_head", "--candidate", "mine"], "the candidate 'mine' cannot be read; expected NAME=torch"),
         (
@@ -68,6 +65,13 @@ def test_unusable_input_is_2_and_says_what_is_wrong(words, message):
     result = order(*words)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"crosscheck: {message}")
+
+
+def test_only_operators_that_add_are_offered_and_taken():
+    help_text, result = order("--help").stdout, order("--op", "embedding", "--backend", "numpy")
+    assert "--op [lm_head|lm_head_fp32]" in help_text and "an embedding adds nothing" in " ".join(help_text.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "'embedding' is not one of 'lm_head', 'lm_head_fp32'" in result.stderr
 
 
 @pytest.mark.parametrize("width", ["1", "64,5000", "many", ""])
@@ -133,9 +137,50 @@ def test_two_candidates_are_compared():
     lines = [line.rstrip() for line in result.stdout.splitlines()]
     assert "A  K 16: sequential; accumulators of 8 bits (bfloat16)" in lines
     assert "B  K 16: as A; accumulators of 24 bits (float32)" in lines
-    same = "mine and InOrder have the same order at no setting"
-    assert f"{same}, and at 1 more the same with other accumulators" in lines
+    assert "mine and InOrder have the same order, but for the accumulators, at 1 of 1 setting" in lines
     assert lines[-1] == "ONE ORDER: mine has one order; InOrder has one order"
+
+
+def shared_by(**letters: str) -> list[str]:
+    """What is said of candidates with these orders, a letter for each setting; "." is no tree, and " " no result."""
+    one = sums.tree_of(sums.sequential(4))
+    known = {letter: Order(one, (None,) * 3, None, 100 + i) for i, letter in enumerate("ABCDEFGH")}
+    known["a"] = Order(one, (24, 24, None), None, 0)
+    known["b"] = Order(sums.tree_of(sums.pairwise(range(4))), (24, 24, None), None, 0)
+    run = OrderRun("lm_head", "float32", "eager", [Setting(4, rows, 1) for rows in (1, 2, 3)])
+    for name, of_each in letters.items():
+        run.surveys[name] = {
+            setting: Survey([Part(np.ones((setting.rows, 1), bool), known.get(letter))])
+            for setting, letter in zip(run.settings, of_each, strict=True)
+            if letter != " "
+        }
+    return shared(run)
+
+
+def test_those_with_one_order_are_told_together_and_others_by_two():
+    assert shared_by(x="ABC", y="ABC", z="ABC") == ["x, y and z have the same order at every setting"]
+    assert shared_by(x="bbb", y="bbb", z="bab") == [
+        "x and y have the same order at every setting",
+        "x and z have the same order at 2 of 3 settings",
+    ]
+    assert shared_by(x="bA ", y="ba ") == [
+        "x and y have the same order at 1 of 2 settings, and at 1 more setting but for the accumulators"
+    ]
+    assert shared_by(x="AAA", y="aab") == [
+        "x and y have the same order, but for the accumulators, at 2 of 3 settings",
+    ]
+    assert shared_by(x="bbb", y="AAA", z="AAb") == [
+        "x and z have the same order at 1 of 3 settings",
+        "y and z have the same order at 2 of 3 settings",
+        "x and y have the same order at no setting",
+    ]
+
+
+def test_many_without_a_common_order_are_one_sentence_and_what_gave_no_result_is_compared_with_nothing():
+    many = dict(zip("pqrstuvw", ["bbb", "...", "...", *("...",) * 5], strict=True))
+    assert shared_by(**many) == ["no two of p, q, r, s, t, u, v and w have the same order at any setting"]
+    assert shared_by(x="AAA", y="...") == ["x and y have the same order at no setting"]
+    assert shared_by(x="AAA", y="   ") == []
 
 
 def test_another_width_is_compared_with_the_first():
@@ -178,7 +223,7 @@ def test_the_contract_has_no_order_in_any_framework(tmp_path):
     assert last.startswith("NO ORDER: numpy has no order, for its sums are exact; torch-cpu has no order")
     report = json.loads((tmp_path / "report.json").read_text())
     assert [order["shape"] for order in report["orders"].values()] == ["all at once"]
-    assert "numpy and jax-cpu have the same order at every setting" in result.stdout.splitlines()
+    assert "numpy, torch-cpu and jax-cpu have the same order at every setting" in result.stdout.splitlines()
 
 
 def torch_linear(hidden, weight):

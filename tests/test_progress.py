@@ -1,9 +1,11 @@
-"""Long work shows how far it has come on a terminal, and nothing of it in a pipe or a file; ids can be listed first."""
+"""Long work shows how far it has come, on a terminal and in a log, and none of it on stdout; ids are listed first."""
 
 import os
 import pty
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import planted
@@ -74,7 +76,7 @@ def test_a_filter_is_counted_out_of_what_it_chooses(golden):
     assert "0/1" in err and "/3" not in err
 
 
-def test_what_is_no_terminal_gets_nothing(golden, tmp_path, capfd):
+def test_what_is_no_terminal_gets_nothing_of_short_work(golden, tmp_path, capfd):
     for arguments in (
         ["golden", "verify", golden],
         ["compare", golden, golden],
@@ -88,6 +90,40 @@ def test_what_is_no_terminal_gets_nothing(golden, tmp_path, capfd):
         begun("first")
         begun("second")
     assert capfd.readouterr() == ("", "")
+
+
+def lines_of(monkeypatch, capfd, totals, work) -> list[str]:
+    """What is written within a moment to what is no terminal."""
+    monkeypatch.setattr("crosscheck.progress.EVERY", 0.05)
+    with shown(totals) as heard:
+        work(heard)
+        deadline, said = time.monotonic() + 30, ""
+        while said.count("\n") < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+            captured = capfd.readouterr()
+            assert captured.out == ""
+            said += captured.err
+    capfd.readouterr()
+    time.sleep(0.2)
+    assert capfd.readouterr() == ("", "")
+    return said.splitlines()
+
+
+def test_what_is_no_terminal_gets_a_line_now_and_then_on_stderr(monkeypatch, capfd):
+    def work(heard):
+        for _ in range(2):
+            heard("two", "a call")
+            heard("two", "")
+        heard("one", "")
+        heard("one", "id eager: rows added")
+
+    *_, line = lines_of(monkeypatch, capfd, {"one": 3, "two": 2}, work)
+    assert re.fullmatch(r"crosscheck: after \d+ s: one 1/3 \(id eager: rows added\); two 2/2", line)
+
+
+def test_a_line_comes_also_where_nothing_is_heard(monkeypatch, capfd):
+    *_, line = lines_of(monkeypatch, capfd, {"one": 3}, lambda heard: None)
+    assert re.fullmatch(r"crosscheck: after \d+ s: one 0/3 \(starting\)", line)
 
 
 # What is chosen --------------------------------------------------------------------------------------------

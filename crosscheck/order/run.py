@@ -10,7 +10,7 @@ from crosscheck.order.masks import TooMany
 from crosscheck.order.process import Calls, NoResult
 from crosscheck.order.survey import MANY, Order, Survey, survey
 from crosscheck.registry import Backend
-from crosscheck.runner import fair_threads
+from crosscheck.threads import fair_threads
 
 __all__ = ["OUTCOMES", "OrderRun", "Setting", "label", "order_run"]
 

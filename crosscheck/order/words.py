@@ -219,23 +219,50 @@ def _of_widths(run: OrderRun, name: str, small: int, large: int) -> list[tuple[S
 
 # All candidates ----------------------------------------------------------------------------------------
 def shared(run: OrderRun) -> list[str]:
-    """Of each two candidates at how many settings they have the same order, at every position."""
-    lines = []
-    for one, two in itertools.combinations(run.surveys, 2):
+    """Who has the same order, at every position: at every setting, at some, and at none.
+
+    Those that have it at every setting are told together, and the first of them is compared with others.
+    """
+    alike = _alike(run)
+    lines = [f"{_listed(names)} have the same order at every setting" for names in alike if len(names) > 1]
+    pairs = [(one[0], two[0]) for one, two in itertools.combinations(alike, 2)]
+    without = []
+    for one, two in pairs:
         both = [setting for setting in run.settings if setting in run.surveys[one] and setting in run.surveys[two]]
-        same = [setting for setting in both if _places(run, one, setting) == _places(run, two, setting) is not None]
-        trees = [
-            setting for setting in both
-            if _places(run, one, setting, _tree) == _places(run, two, setting, _tree) is not None
-        ]  # fmt: skip
-        some = f"{len(same)} of {counted(len(both), 'setting')}" if same else "no setting"
-        where = "every setting" if both and len(same) == len(both) else some
-        more = len(trees) - len(same)
-        lines.append(
-            f"{one} and {two} have the same order at {where}"
-            + (f", and at {more} more the same with other accumulators" if more else "")
-        )
+        same, trees = (_in_common(run, one, two, both, what) for what in (_whole_order, _tree))
+        at = f"at {same or trees} of {counted(len(both), 'setting')}"
+        if same:
+            more = counted(trees - same, "more setting")
+            also = f", and at {more} but for the accumulators" if trees > same else ""
+            lines.append(f"{one} and {two} have the same order {at}{also}")
+        elif trees:
+            lines.append(f"{one} and {two} have the same order, but for the accumulators, {at}")
+        elif both:
+            without.append(f"{one} and {two}")
+    if len(without) == len(pairs) > 1:
+        lines.append(f"no two of {_listed([names[0] for names in alike])} have the same order at any setting")
+    else:
+        lines += [f"{two} have the same order at no setting" for two in without]
     return lines
+
+
+def _in_common(run: OrderRun, one: str, two: str, settings: Sequence[Setting], what: Callable[[Order], object]) -> int:
+    places = ((_places(run, one, setting, what), _places(run, two, setting, what)) for setting in settings)
+    return sum(first == second is not None for first, second in places)
+
+
+def _alike(run: OrderRun) -> list[list[str]]:
+    """Those that have the same order at every setting together, in the order of the report."""
+    groups: dict[object, list[str]] = {}
+    for name in run.surveys:
+        places = [_places(run, name, setting) if setting in run.surveys[name] else None for setting in run.settings]
+        known = tuple(None if place is None else frozenset(place) for place in places)
+        groups.setdefault(name if None in known else known, []).append(name)
+    return list(groups.values())
+
+
+def _whole_order(order: Order) -> object:
+    return order
 
 
 def _tree(order: Order) -> object:
@@ -243,8 +270,8 @@ def _tree(order: Order) -> object:
 
 
 def _places(
-    run: OrderRun, name: str, setting: Setting, what: Callable[[Order], object] = lambda order: order
-) -> object:
+    run: OrderRun, name: str, setting: Setting, what: Callable[[Order], object] = _whole_order
+) -> set[tuple[object, bytes]] | None:
     """Which order has which cells; None where some have none."""
     parts = run.surveys[name][setting].parts
     if any(part.order is None for part in parts):
