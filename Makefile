@@ -10,9 +10,10 @@ STAMP := $(VENV)/.installed
 crosscheck: $(STAMP)
 	$(BIN)/crosscheck run
 
-# Warnings are errors: see filterwarnings in pyproject.toml. Two workers share the cores, so each has one thread.
+# Warnings are errors: see filterwarnings in pyproject.toml. Two workers share the cores, so each has one thread; each
+# begins with half of the files, one after the other, since tests of one file share what it has compiled or written.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from crosscheck.backends import Adapter
 from crosscheck.bits import Difference, compare, digest
 from crosscheck.cases import Inputs
-from crosscheck.gradients import result_shape
-from crosscheck.invariance import Trial
+from crosscheck.operators import as_rows, result_shape
+from crosscheck.trial import Parts, Trial
 from crosscheck.verdict import Check
 
-__all__ = ["Bench", "Judged", "as_rows", "digest_of_inputs"]
+__all__ = ["Bench", "Judged", "digest_of_inputs"]
 
 Array = NDArray[Any]
 
@@ -32,6 +32,8 @@ class Judged(Protocol):
     def seed(self) -> int: ...
     @property
     def thorough(self) -> bool: ...
+    @property
+    def divided(self) -> bool: ...
     @property
     def shared_out(self) -> bool: ...
     def inputs(self) -> Inputs: ...
@@ -52,7 +54,7 @@ class Bench:
     def _argument(self, array: Array, layout: str | None) -> Any:
         if layout is not None:
             return self.adapter.place(array, layout)
-        if self.weight is not None and array is self.inputs["weight"]:
+        if self.weight is not None and array is self.inputs.get("weight"):
             return self.weight
         return self.adapter.from_numpy(array)
 
@@ -64,8 +66,12 @@ class Bench:
             if change is None and name == "weight":
                 self.weight = arguments[name]
 
-    def run(self, arguments: dict[str, Any]) -> Array:
-        return self.adapter.to_numpy(self.adapter.run(self.case.op, arguments, self.case.digits, self.mode))
+    def run(self, arguments: dict[str, Any], parts: Parts | None = None) -> Array:
+        """parts: into which the arguments are divided."""
+        op, digits = self.case.op, self.case.digits
+        if parts is None:
+            return self.adapter.to_numpy(self.adapter.run(op, arguments, digits, self.mode))
+        return self.adapter.to_numpy(self.adapter.run_parts(op, arguments, digits, self.mode, parts))
 
     def pair(self, trial: Trial[Array], base: Array) -> tuple[Array, Array]:
         """What the transformed calls give, and what the untransformed result [rows, width] says they must.
@@ -74,10 +80,10 @@ class Bench:
         """
         results = []
         for inputs in trial.calls:
-            result, shape = self.run(self.arguments(inputs, trial.layout)), result_shape(inputs)
+            result, shape = self.run(self.arguments(inputs, trial.layout), trial.parts), result_shape(inputs)
             if result.shape != shape or result.dtype != base.dtype:
                 return result, np.broadcast_to(np.zeros((), base.dtype), shape)
-            results.append(as_rows(result))
+            results.append(as_rows(result, inputs))
         return trial.join(results), trial.expected(base)
 
     def difference(self, trial: Trial[Array], base: Array) -> Difference | None:
@@ -89,7 +95,3 @@ def digest_of_inputs(inputs: Inputs) -> str:
     """SHA-256 in hex over the names, dtypes, shapes and bits of a call's arguments."""
     said = "".join(f"{name} {digest(array)}\n" for name, array in sorted(inputs.items()))
     return hashlib.sha256(said.encode()).hexdigest()
-
-
-def as_rows(result: Array) -> Array:
-    return result.reshape(int(np.prod(result.shape[:-1])), result.shape[-1])

@@ -1,8 +1,9 @@
 """Adapters whose operator is a candidate: a user's own function, in PyTorch or JAX.
 
-The function is called with hidden states or token ids, and the weight, in this order. By name it gets `bias`,
-`digits` and `check_ids`, those of them that its signature has and that the call has; where there is no signature to
-read, as of a builtin, a bias comes third. What a candidate has not is `NotOffered`, and no failure of its own.
+The function is called with the arguments of `crosscheck.operators.positional`, such as hidden states and the weight.
+By name it gets `bias`, `digits` and `check_ids`, those of them that its signature has and that the call has; where
+there is no signature to read, as of a builtin, a bias comes last. What a candidate has not is `NotOffered`, and no
+failure of its own.
 
 The candidate's module is imported here, in the candidate's process, after its framework.
 """
@@ -16,13 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from crosscheck.backends import Call, JaxAdapter, TorchAdapter, own_digits, unchecked
-from crosscheck.gradients import wanted
+from crosscheck.arrays import a_kind
+from crosscheck.backends import Call, own_digits, unchecked
+from crosscheck.jax_adapter import JaxAdapter
+from crosscheck.operators import positional, wanted
+from crosscheck.torch_adapter import TorchAdapter
+from crosscheck.trial import Parts
 from crosscheck.verdict import NotOffered, in_one_line
 
-__all__ = ["BY_NAME", "THIRD", "Candidate", "JaxCandidate", "TorchCandidate", "load", "named_by"]
+__all__ = ["BY_NAME", "LAST", "Candidate", "JaxCandidate", "TorchCandidate", "load", "named_by"]
 
-THIRD = "bias as the third"  # among what a candidate takes
+LAST = "bias as the last"  # among what a candidate takes
 BY_NAME = ("bias", "digits", "check_ids")
 Function = Callable[..., Any]
 
@@ -56,7 +61,7 @@ def load(target: str) -> Function:
             raise ValueError(f"{module} has no {path}")
         found = getattr(found, name)
     if not callable(found):
-        raise ValueError(f"{target} is a {type(found).__name__}; expected a function")
+        raise ValueError(f"{target} is {a_kind(found)}; expected a function")
     function: Function = found
     return function
 
@@ -71,7 +76,7 @@ class Candidate:
         self.adapter.__init__(self, device, threads)
         self.target = target
         self.named: tuple[str, ...] = ()
-        self.bias_third = False
+        self.bias_last = False
         self.differentiable: set[tuple[Any, ...]] = set()
 
     def available(self) -> str | None:
@@ -81,6 +86,9 @@ class Candidate:
         self.refuse(inputs)
         run = self.adapter.run
         return _or_eagerly(lambda mode: run(self, op, inputs, digits, mode), mode, "it")
+
+    def run_parts(self, op: str, inputs: Call, digits: int | None, mode: str, parts: Parts) -> Any:
+        raise NotOffered("it has no form that takes parts")
 
     def gradients(self, op: str, inputs: Call, grad: Any, digits: int | None, mode: str) -> Call:
         """Once for each kind of call it is found out whether there are gradients at all."""
@@ -108,22 +116,21 @@ class Candidate:
         except ValueError as error:
             return str(error)
         named = named_by(self.function)
-        self.bias_third, self.named = named is None, named or ()
+        self.bias_last, self.named = named is None, named or ()
         return None
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """What it is called with beside the first two arguments: those of BY_NAME that it has, or THIRD."""
-        return (THIRD,) if self.bias_third else self.named
+        """What it is called with beside the first arguments: those of BY_NAME that it has, or LAST."""
+        return (LAST,) if self.bias_last else self.named
 
     def called(self, op: str) -> Function:
         """The function as an operator: arguments by name, of which it gets what it accepts."""
-        function, named, bias_third = self.function, self.named, self.bias_third
-        first = "token_ids" if op.startswith("embedding") else "hidden"
+        function, named, bias_last = self.function, self.named, self.bias_last
 
         def call(**arguments: Any) -> Any:
-            tensors = [arguments[first], arguments["weight"]]
-            if bias_third and "bias" in arguments:
+            tensors = [arguments[name] for name in positional(arguments)]
+            if bias_last and "bias" in arguments:
                 tensors.append(arguments["bias"])
             return function(*tensors, **{name: arguments[name] for name in named if name in arguments})
 
@@ -140,7 +147,7 @@ class Candidate:
         return f"it takes no digits, and the case has {digits} in place of the operator's own choice, {own}"
 
     def refuse(self, inputs: Call) -> None:
-        if "bias" in inputs and not self.bias_third and "bias" not in self.named:
+        if "bias" in inputs and not self.bias_last and "bias" not in self.named:
             raise NotOffered("it takes no bias")
 
 

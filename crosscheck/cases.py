@@ -17,12 +17,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from crosscheck import draws
+
 __all__ = ["DTYPES", "ID_DTYPES", "OPS", "Case", "Inputs", "default_suite", "full_suite", "seed_of"]
 
 Array = NDArray[Any]
 Inputs = dict[str, Array]
 
-OPS = ("embedding", "embedding_fp32", "lm_head", "lm_head_fp32")
+OPS = ("embedding", "embedding_fp32", "lm_head", "lm_head_fp32", "selected_logprob", "linear_logprob")
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 ID_DTYPES = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
 OTHER = {"bf16": "fp32", "fp16": "bf16", "fp32": "fp16"}  # the bias dtype of "another dtype"
@@ -33,17 +35,34 @@ _LM_HEAD_SHAPES = (
     (257, 128, 257), (257, 576, 128), (257, 4096, 100),
 )  # fmt: skip
 _LM_HEAD_FP32_SHAPES = ((3, 576, 513), (257, 128, 257))
-# Each compilation costs some tenths of a second, and a thorough case needs five in place of one.
+# Each compilation costs some tenths of a second, and a thorough case needs five in place of one. One of linear_logprob
+# costs seconds, and is one of lm_head_fp32 and selected_logprob.
 _THOROUGH = frozenset([
     "embedding-bf16-N257-H576-V1000-int64", "embedding-fp16-N3-H1-V1-uint8", "embedding-fp32-N7-H100-V300-int16",
     "embedding_fp32-bf16-N2x3-H4096-V33-int32", "lm_head-bf16-N257-K576-V128-d3-bias_fp32",
     "lm_head-fp16-N3-K100-V33-d4-bias_bf16",
     "lm_head-fp32-N257-K128-V257-d4-bias", "lm_head_fp32-bf16-N3-K576-V513-dauto-nobias",
+    "selected_logprob-fp32-N2x3-V300-int8",
+])  # fmt: skip
+# Of these the vocab and the hidden dimension are divided in all ways, of others in two.
+_DIVIDED = frozenset([
+    "embedding-fp32-N7-H100-V300-int16", "lm_head-fp16-N3-K100-V33-d4-bias_bf16",
+    "selected_logprob-fp32-N2x3-V300-int8",
 ])  # fmt: skip
 # (shape of the ids, H, V)
 _EMBEDDING_SHAPES = (
     ((257,), 576, 1000), ((257,), 128, 32768), ((7,), 100, 300), ((2, 3), 4096, 33),
     ((3,), 1, 1), ((), 127, 300), ((0,), 128, 33), ((2, 0), 3, 7),
+)  # fmt: skip
+# (rows, V, dtypes of logits and targets)
+_SELECTED_SHAPES: tuple[tuple[tuple[int, ...], int, str, str], ...] = (
+    ((257,), 1000, "bf16", "int64"), ((2, 3), 300, "fp32", "int8"), ((3,), 32768, "fp16", "int32"),
+    ((3,), 1, "fp32", "uint8"), ((), 257, "bf16", "uint64"), ((0,), 33, "fp16", "int16"),
+)  # fmt: skip
+# (rows, K, V, dtype, digits, bias, dtype of targets)
+_LINEAR_SHAPES: tuple[tuple[tuple[int, ...], int, int, str, int | None, str | None, str], ...] = (
+    ((5,), 100, 33, "bf16", 4, "bf16", "uint8"), ((257,), 128, 257, "fp16", 3, None, "int64"),
+    ((2, 3), 576, 513, "fp32", None, "bf16", "int32"), ((3,), 1, 1, "bf16", 2, "fp32", "int8"),
 )  # fmt: skip
 
 
@@ -53,14 +72,14 @@ class Case:
 
     Arguments:
         op: one of OPS.
-        dtype: of hidden and weight, or of the table: bf16, fp16 or fp32.
-        rows: the leading shape, of hidden [*rows, K] or of the ids.
-        width: K, or H.
+        dtype: of hidden and weight, of the table, or of logits: bf16, fp16 or fp32.
+        rows: the leading shape, of hidden [*rows, K], of logits [*rows, V] or of the ids.
+        width: K, or H; 0 where there is neither.
         vocab: V.
         digits: 2, 3 or 4; None leaves the choice to the operator.
         weight_dtype: of the LM head's weight, where it is not dtype.
         bias: the dtype of the LM head's bias; None for no bias.
-        id_dtype: of the token ids.
+        id_dtype: of the token ids, or of the targets.
     """
 
     op: str
@@ -80,15 +99,23 @@ class Case:
         rows = "x".join(map(str, self.rows)) or "scalar"
         if self.op.startswith("embedding"):
             return f"{self.op}-{self.dtype}-N{rows}-H{self.width}-V{self.vocab}-{self.id_dtype}"
+        if self.op == "selected_logprob":
+            return f"{self.op}-{self.dtype}-N{rows}-V{self.vocab}-{self.id_dtype}"
         dtype = self.dtype + (f"x{self.weight_dtype}" if self.weight_dtype else "")
         digits = "auto" if self.digits is None else self.digits
         bias = {None: "nobias", self.dtype: "bias"}.get(self.bias, f"bias_{self.bias}")
-        return f"{self.op}-{dtype}-N{rows}-K{self.width}-V{self.vocab}-d{digits}-{bias}"
+        targets = f"-{self.id_dtype}" if self.id_dtype else ""
+        return f"{self.op}-{dtype}-N{rows}-K{self.width}-V{self.vocab}-d{digits}-{bias}{targets}"
 
     @property
     def thorough(self) -> bool:
         """Whether modes that compile, too, try the transforms that cost them another compilation."""
         return self.id in _THOROUGH
+
+    @property
+    def divided(self) -> bool:
+        """Whether the vocab and the hidden dimension are divided into all numbers of shards, and not into two alone."""
+        return self.id in _DIVIDED
 
     @property
     def seed(self) -> int:
@@ -99,14 +126,31 @@ class Case:
         rng = np.random.default_rng(self.seed)
         if self.op.startswith("embedding"):
             assert self.id_dtype is not None
-            ids = _token_ids(rng, self.rows, self.vocab, np.dtype(self.id_dtype))
-            return {"token_ids": ids, "weight": _table(rng, self.vocab, self.width, DTYPES[self.dtype])}
-        hidden = _hidden(rng, self.rows, self.width, DTYPES[self.dtype])
-        weight = _weight(rng, self.vocab, self.width, DTYPES[self.weight_dtype or self.dtype])
+            ids = draws.token_ids(rng, self.rows, self.vocab, np.dtype(self.id_dtype))
+            return {"token_ids": ids, "weight": draws.table(rng, self.vocab, self.width, DTYPES[self.dtype])}
+        if self.op.endswith("logprob"):
+            return self._logprob_inputs(rng)
+        hidden = draws.hidden(rng, self.rows, self.width, DTYPES[self.dtype])
+        weight = draws.weight(rng, self.vocab, self.width, DTYPES[self.weight_dtype or self.dtype])
         inputs = {"hidden": hidden, "weight": weight}
         if self.bias is not None:
-            inputs["bias"] = _bias(rng, self.vocab, DTYPES[self.bias])
+            inputs["bias"] = draws.bias(rng, self.vocab, DTYPES[self.bias])
         return inputs
+
+    def _logprob_inputs(self, rng: np.random.Generator) -> Inputs:
+        """Non-finite hidden states in many rows alone: they take the whole gradient of the weight with them."""
+        assert self.id_dtype is not None
+        dtype = DTYPES[self.dtype]
+        targets = draws.token_ids(rng, self.rows, self.vocab, np.dtype(self.id_dtype))
+        if self.op == "selected_logprob":
+            return {"logits": draws.logits(rng, self.rows, self.vocab, dtype), "target_ids": targets}
+        finite = int(np.prod(self.rows)) < 100
+        inputs = {
+            "hidden": draws.hidden(rng, self.rows, self.width, dtype, finite=finite),
+            "weight": draws.weight(rng, self.vocab, self.width, dtype, finite=True),
+            "target_ids": targets,
+        }
+        return inputs if self.bias is None else {**inputs, "bias": draws.bias(rng, self.vocab, DTYPES[self.bias])}
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "case", **asdict(self)}
@@ -121,71 +165,10 @@ def seed_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-# Inputs ----------------------------------------------------------------------------------------------
-def _normal(rng: np.random.Generator, *shape: int) -> Array:
-    return rng.standard_normal(shape, dtype=np.float32)
-
-
-def _cast(x: Array, dtype: np.dtype[Any]) -> Array:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return x.astype(dtype)
-
-
-def _hidden(rng: np.random.Generator, rows: tuple[int, ...], width: int, dtype: np.dtype[Any]) -> Array:
-    x = _normal(rng, int(np.prod(rows)), width)
-    outliers = rng.choice(width, size=width // 100 + (width >= 8), replace=False)
-    x[:, outliers] *= 50
-    if len(x) >= 3:
-        x[1] = 0
-        x[1, ::2] = -0.0
-        x[2, ::3] = 1e-40  # subnormal in bfloat16 and float32, 0 in float16
-    if len(x) >= 6:
-        x[3] *= 2.0**-118
-        x[4, rng.integers(width)] = np.nan
-        x[5, rng.integers(width)] = -np.inf
-    return _cast(x, dtype).reshape(*rows, width)
-
-
-def _weight(rng: np.random.Generator, vocab: int, width: int, dtype: np.dtype[Any]) -> Array:
-    x = _normal(rng, vocab, width) * np.float32(0.02)
-    if vocab >= 7:
-        x[1] = -0.0
-        x[2] *= 1e5  # some logits overflow float16
-        x[4] *= 2.0**-90
-        x[5, rng.integers(width)] = np.inf
-        x[6, rng.integers(width)] = np.nan
-    return _cast(x, dtype)
-
-
-def _bias(rng: np.random.Generator, vocab: int, dtype: np.dtype[Any]) -> Array:
-    x = _normal(rng, vocab) * np.float32(0.5)
-    if vocab >= 7:
-        x[[0, 1, 2, 3]] = [0, -0.0, 1e-40, -np.inf]
-    return _cast(x, dtype)
-
-
-def _table(rng: np.random.Generator, vocab: int, width: int, dtype: np.dtype[Any]) -> Array:
-    """Normal values; every fifth row any bit pattern at all: NaN payloads, subnormals, infinities."""
-    x = _cast(_normal(rng, vocab, width) * np.float32(0.02), dtype)
-    bits = x.view(f"u{dtype.itemsize}")
-    bits[::5] = rng.integers(0, 2 ** (8 * dtype.itemsize), bits[::5].shape, bits.dtype)
-    if vocab > 1:
-        x[1, ::2] = -0.0
-    return x
-
-
-def _token_ids(rng: np.random.Generator, shape: tuple[int, ...], vocab: int, dtype: np.dtype[Any]) -> Array:
-    top = min(vocab, int(np.iinfo(dtype).max) + 1)
-    ids = rng.integers(0, top, int(np.prod(shape)))
-    ends = [top - 1, 0, top - 1][: len(ids)]
-    ids[: len(ends)] = ends
-    return ids.astype(dtype).reshape(shape)
-
-
 # Suites ----------------------------------------------------------------------------------------------
 def default_suite() -> tuple[Case, ...]:
     """Each shape with each dtype; digits and bias turn, so that every triple (dtype, digits, bias) occurs."""
-    return (*_default_embedding(), *_default_lm_head(), *_default_lm_head_fp32())
+    return (*_default_embedding(), *_default_lm_head(), *_default_lm_head_fp32(), *_default_logprob())
 
 
 def full_suite() -> tuple[Case, ...]:
@@ -223,6 +206,13 @@ def _default_embedding() -> Iterator[Case]:
         yield Case("embedding_fp32", dtype, ids, width, vocab, id_dtype=ID_DTYPES[i])
 
 
+def _default_logprob() -> Iterator[Case]:
+    for rows, vocab, dtype, id_dtype in _SELECTED_SHAPES:
+        yield Case("selected_logprob", dtype, rows, 0, vocab, id_dtype=id_dtype)
+    for rows, width, vocab, dtype, digits, bias, id_dtype in _LINEAR_SHAPES:
+        yield Case("linear_logprob", dtype, rows, width, vocab, digits, bias=bias, id_dtype=id_dtype)
+
+
 def _whole_product() -> Iterator[Case]:
     for (rows, width, vocab), dtype, digits in product(_LM_HEAD_SHAPES, DTYPES, (2, 3, 4, None)):
         for bias in _biases(dtype):
@@ -236,3 +226,8 @@ def _whole_product() -> Iterator[Case]:
         ("embedding", "embedding_fp32"), _EMBEDDING_SHAPES, DTYPES, ID_DTYPES
     ):
         yield Case(op, dtype, ids, width, vocab, id_dtype=id_dtype)
+    for (leading, vocab, *_), dtype, id_dtype in product(_SELECTED_SHAPES, DTYPES, ID_DTYPES):
+        yield Case("selected_logprob", dtype, leading, 0, vocab, id_dtype=id_dtype)
+    for (leading, width, vocab, *_), dtype, digits in product(_LINEAR_SHAPES, DTYPES, (2, 3, 4, None)):
+        for bias in _biases(dtype):
+            yield Case("linear_logprob", dtype, leading, width, vocab, digits, bias=bias, id_dtype="int64")

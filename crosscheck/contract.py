@@ -14,8 +14,8 @@ from crosscheck.logprob import selected_logprob, selected_logprob_grad
 from crosscheck.rounding import TINY, Array, floats, flushed, narrow, quiet_nan, to_float32, valid_ids
 
 __all__ = [
-    "VERSION", "Aligned", "align", "embedding", "embedding_fp32", "embedding_grad", "lm_head", "lm_head_fp32",
-    "lm_head_grads", "selected_logprob", "selected_logprob_grad",
+    "VERSION", "Aligned", "align", "embedding", "embedding_fp32", "embedding_grad", "linear_logprob", "lm_head",
+    "lm_head_fp32", "lm_head_grads", "selected_logprob", "selected_logprob_grad",
 ]  # fmt: skip
 
 VERSION = "fixed-k/1"
@@ -200,3 +200,17 @@ def embedding_grad(token_ids: ArrayLike, grad_rows: ArrayLike, vocab: int, weigh
     for token in np.unique(ids):
         out[token] = _aligned_sum(rows[ids == token].T)
     return narrow(out, weight_dtype)
+
+
+# Section 7: log-probabilities (those of ready logits are in crosscheck/logprob.py) ---------------------
+def linear_logprob(
+    hidden: ArrayLike,
+    weight: ArrayLike | Aligned,
+    target_ids: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    digits: int = 4,
+    check_ids: bool = True,
+) -> Array:
+    """[..., K], [V, K], [...], [V] -> [...] float32: `selected_logprob` of `lm_head_fp32`."""
+    return selected_logprob(lm_head_fp32(hidden, weight, bias, digits=digits), target_ids, check_ids=check_ids)

@@ -5,13 +5,17 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from crosscheck.backends import JaxAdapter, NumpyAdapter, TorchAdapter, own_digits
+from crosscheck.backends import NumpyAdapter, own_digits
 from crosscheck.bits import as_numpy
 from crosscheck.candidate_adapters import named_by
 from crosscheck.cases import Inputs
 from crosscheck.golden_arrays import Whole, difference
 from crosscheck.golden_compare import inputs_of
 from crosscheck.goldens import Golden, GoldenCase, GoldenError, open_golden
+from crosscheck.jax_adapter import JaxAdapter
+from crosscheck.operators import CALLS, positional
+from crosscheck.torch_adapter import TorchAdapter
+from crosscheck.verdict import counted
 
 __all__ = ["ADAPTERS", "GoldenDiffers", "differences_from_golden"]
 
@@ -34,7 +38,8 @@ class GoldenDiffers(AssertionError):
         lines = [f"  {case_id}: {text}" for case_id, text in list(self.differences.items())[:SHOWN]]
         if len(self.differences) > SHOWN:
             lines.append(f"  and {len(self.differences) - SHOWN} more")
-        head = f"{len(self.differences)} of {compared} cases have other bits than {golden}:"
+        number, have = len(self.differences), "has" if len(self.differences) == 1 else "have"
+        head = f"{number} of {counted(compared, 'case')} {have} other bits than {golden}:"
         super().__init__("\n".join([f"{context}: {head}" if context else head, *lines]))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -88,7 +93,7 @@ def _chosen(golden: Golden, cases: str | Iterable[str] | None) -> list[GoldenCas
 
 def _check_results(results: Mapping[str, Any], chosen: list[GoldenCase], golden: Golden) -> None:
     names = {case.id for case in chosen}
-    for name in sorted(names ^ set(results)):
+    for name in sorted(names ^ set(results), key=str):
         where = "the results, and was chosen" if name in names else f"the cases chosen from {golden.folder}"
         raise ValueError(f"{name} is missing from {where}; expected one result for each: choose with cases=")
 
@@ -122,11 +127,10 @@ class _Caller:
             raise
 
     def _arguments(self, case: GoldenCase, inputs: Inputs) -> tuple[list[Any], dict[str, Any]]:
-        first = "token_ids" if "token_ids" in inputs else "hidden"
-        if set(inputs) - {"bias"} != {first, "weight"}:
+        if set(inputs) - {"bias"} not in CALLS:
             raise GoldenError(f"{case.id} has the inputs {', '.join(inputs)}; expected those of an operator")
         made = {name: self.adapter.from_numpy(array) for name, array in inputs.items()}
-        tensors = [made[first], made["weight"]]
+        tensors = [made[name] for name in positional(made)]
         if "bias" not in made:
             return tensors, {}
         if not self.readable:

@@ -17,6 +17,7 @@ from crosscheck.goldens import Golden, GoldenCase, GoldenError
 from crosscheck.gradients import contract_gradients, part_of, wanted
 from crosscheck.judge_gradient import gradient_call
 from crosscheck.real_input import RealCase
+from crosscheck.verdict import counted
 
 __all__ = ["Findings", "compare_goldens", "inputs_of", "verify_golden"]
 
@@ -42,6 +43,20 @@ class Findings:
         if self.different:
             return 1
         return 2 if self.unusable or not self.equal else 0
+
+    @property
+    def counts(self) -> str:
+        """How many outputs and cases are different, unusable and equal; a case may have several findings."""
+        found = (self.different, self.unusable)
+        different, unusable = (len({sentence.partition(": ")[0] for sentence in some}) for some in found)
+        outputs = counted(len(self.different), "output")
+        parts = [
+            f"{outputs} of {counted(different, 'case')} with other bits" if different else "",
+            f"{counted(unusable, 'case')} not comparable" if unusable else "",
+            f"{len(self.without_gradients)} of them equal but for gradients" if self.without_gradients else "",
+            f"{counted(len(self.equal), 'case')} equal" if self.equal else "",
+        ]
+        return ", ".join(filter(None, parts))
 
 
 def _silent(case_id: str) -> None:
@@ -211,7 +226,7 @@ def _from_contract(golden: Golden, case: GoldenCase, inputs: Inputs) -> list[str
     try:
         found = {"result": as_numpy(contract_result(case.op, arguments, case.digits))}
         if "grad" in inputs:
-            gradients = contract_gradients(part_of(arguments)[0], inputs["grad"])
+            gradients = contract_gradients(part_of(arguments)[0], inputs["grad"], case.digits)
             found |= {f"grad.{name}": array for name, array in gradients.items()}
     except (TypeError, ValueError, IndexError) as error:
         raise GoldenError(f"{case.id} in {golden.folder} cannot be computed: {error}") from error

@@ -67,7 +67,7 @@ def contract_answers(
             continue
         call = gradient_call(case.op, inputs, case.seed)
         grad = call.pop("grad")
-        outputs |= {f"grad.{name}": array for name, array in contract_gradients(call, grad).items()}
+        outputs |= {f"grad.{name}": array for name, array in contract_gradients(call, grad, case.digits).items()}
         yield Answered(case, {**inputs, "grad": grad}, outputs, "contract", gradients_of(inputs))
 
 

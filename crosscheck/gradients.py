@@ -4,14 +4,15 @@ An upstream gradient has the shape and the dtype of the operator's result, and d
 its inputs do. It is kept among the inputs, by the name "grad".
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck import contract
+from crosscheck.calls import Call, named_digits
 from crosscheck.cases import Inputs
+from crosscheck.operators import result_shape, wanted
 
 __all__ = ["Gradients", "contract_gradients", "part_of", "result_shape", "upstream", "wanted"]
 
@@ -22,24 +23,15 @@ WHOLE = 2**22  # elements; of a larger weight a part takes part in the gradients
 MOST_ROWS = 512
 
 
-def wanted(inputs: Mapping[str, Any]) -> list[str]:
-    """The arguments that have a gradient: all but the ids and the upstream gradient itself."""
-    return [name for name in inputs if name not in ("token_ids", "grad")]
-
-
-def result_shape(inputs: Inputs) -> tuple[int, ...]:
-    if "token_ids" in inputs:
-        return (*inputs["token_ids"].shape, inputs["weight"].shape[1])
-    return (*inputs["hidden"].shape[:-1], inputs["weight"].shape[0])
-
-
 def upstream(op: str, inputs: Inputs, seed: int) -> Array:
     """The gradient of the result: exponents mixed, an outlier, a zero row, two equal rows, subnormals, NaN and inf.
 
-    What is special stays out of as many rows as there are few of: NaN and infinity take whole gradients with them.
+    What is special stays out of as many rows as there are few of: NaN and infinity take whole gradients with them,
+    and of a whole weight's through a log-probability: there, none are drawn.
     """
-    shape = result_shape(inputs)
-    dtype = np.dtype(np.float32) if op.endswith("_fp32") else inputs.get("hidden", inputs["weight"]).dtype
+    of_logprobs, linear = "target_ids" in inputs, "target_ids" in inputs and "weight" in inputs
+    shape = (*result_shape(inputs), 1) if of_logprobs else result_shape(inputs)
+    dtype = result_dtype(op, inputs)
     rng = np.random.default_rng([seed, 3])
     x = rng.standard_normal((int(np.prod(shape[:-1])), shape[-1]), dtype=np.float32)
     if x.size:
@@ -51,34 +43,54 @@ def upstream(op: str, inputs: Inputs, seed: int) -> Array:
         x[2] = x[0]
     if len(x) >= 8:
         x[5, ::3] = 1e-40  # subnormal in bfloat16 and float32, 0 in float16
+    if len(x) >= 8 and not linear:
         x[6, rng.integers(shape[-1])] = np.nan
         x[7, rng.integers(shape[-1])] = -np.inf
     with np.errstate(over="ignore", invalid="ignore"):
-        return x.astype(dtype).reshape(shape)
+        return x.astype(dtype).reshape(result_shape(inputs))
 
 
-def contract_gradients(inputs: Inputs, grad: Array) -> Gradients:
-    """Section 6: the gradient of each argument that has one, in the argument's shape. Bad ids add nothing."""
+def result_dtype(op: str, inputs: Inputs) -> np.dtype[Any]:
+    if op.endswith(("_fp32", "logprob")):
+        return np.dtype(np.float32)
+    return (inputs["hidden"] if "hidden" in inputs else inputs["weight"]).dtype
+
+
+def contract_gradients(inputs: Inputs, grad: Array, digits: int | None) -> Gradients:
+    """Sections 6 and 7: the gradient of each argument that has one, in its shape. Bad ids add nothing.
+
+    Arguments:
+        digits: of the call: the gradient of a log-probability goes through logits.
+    """
+    if "logits" in inputs:
+        of_logits = contract.selected_logprob_grad(inputs["logits"], inputs["target_ids"], grad, check_ids=False)
+        return {"logits": of_logits}
     weight = inputs["weight"]
     if "token_ids" in inputs:
         return {"weight": contract.embedding_grad(inputs["token_ids"], grad, len(weight), weight.dtype)}
     hidden, bias = inputs["hidden"], inputs.get("bias")
     count = int(np.prod(hidden.shape[:-1]))
+    if "target_ids" in inputs:
+        logits = contract.lm_head_fp32(hidden, weight, bias, **named_digits(digits))
+        grad = contract.selected_logprob_grad(logits, inputs["target_ids"], grad, check_ids=False)
     of_hidden, of_weight, of_bias = contract.lm_head_grads(
         grad.reshape(count, len(weight)),
         hidden.reshape(count, hidden.shape[-1]),
         weight,
         None if bias is None else bias.dtype,
     )
-    gradients = {"hidden": of_hidden.reshape(hidden.shape), "weight": of_weight}
-    return gradients if of_bias is None else {**gradients, "bias": of_bias}
+    found = {"hidden": of_hidden.reshape(hidden.shape), "weight": of_weight, "bias": of_bias}
+    return {name: gradient for name in wanted(inputs) if (gradient := found[name]) is not None}
 
 
 def part_of(inputs: Inputs) -> tuple[Inputs, str]:
     """What takes part in the gradients, since they are as large as the weight; in words where that is not all.
 
-    Of a large LM head the first rows; of a large table the rows that the ids name, with the ids renumbered.
+    Of a large LM head the first rows, with targets among them; of a large table the rows that the ids name, with the
+    ids renumbered; of many logits the first rows.
     """
+    if "logits" in inputs:
+        return _some_logits(inputs)
     weight = inputs["weight"]
     if weight.size <= WHOLE:
         return inputs, ""
@@ -90,10 +102,22 @@ def part_of(inputs: Inputs) -> tuple[Inputs, str]:
         taken = "the ids name" if ids.size <= most else f"the first {most} ids name"
         part = {"token_ids": renumbered.reshape(first.shape).astype(ids.dtype), "weight": weight[named.astype(int)]}
         return part, f"a table of the {len(named)} of its {len(weight)} rows that {taken}"
-    hidden = inputs["hidden"]
-    rows = hidden.reshape(int(np.prod(hidden.shape[:-1])), hidden.shape[-1])
+    call = Call(inputs, np.random.default_rng(0))
     part = {name: array[:most] for name, array in inputs.items() if name in ("weight", "bias")}
     said = f"the first {most} of {len(weight)} rows of the LM head"
-    if len(rows) > MOST_ROWS:
-        hidden, said = rows[:MOST_ROWS], f"{said} and the first {MOST_ROWS} of {len(rows)} hidden rows"
-    return {"hidden": hidden, **part}, said
+    if (count := len(call.rows)) > MOST_ROWS:
+        inputs = call.with_rows(call.rows[:MOST_ROWS])
+        said = f"{said} and the first {MOST_ROWS} of {count} hidden rows"
+    if "target_ids" in inputs:
+        targets = inputs["target_ids"]
+        part["target_ids"] = (targets.astype(np.int64) % most).astype(targets.dtype)
+        said = f"{said}, with targets among them"
+    return {**inputs, **part}, said
+
+
+def _some_logits(inputs: Inputs) -> tuple[Inputs, str]:
+    logits = inputs["logits"]
+    if logits.size <= WHOLE:
+        return inputs, ""
+    call, most = Call(inputs, np.random.default_rng(0)), max(1, WHOLE // logits.shape[-1])
+    return call.with_rows(call.rows[:most]), f"the first {most} of {len(call.rows)} rows of logits"

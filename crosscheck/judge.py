@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 
 from crosscheck import accuracy
 from crosscheck.backends import Adapter
-from crosscheck.bench import Bench, Judged, as_rows, digest_of_inputs
+from crosscheck.bench import Bench, Judged, digest_of_inputs
 from crosscheck.bits import digest
 from crosscheck.calls import contract_result
 from crosscheck.candidate_adapters import Candidate
 from crosscheck.gradients import Gradients
-from crosscheck.invariance import NotApplicable, trials
+from crosscheck.invariance import SHARDS, NotApplicable, trials
 from crosscheck.judge_candidate import nature, smallest_batch, try_bad_ids
 from crosscheck.judge_gradient import GradientScope, expected_gradients, gradient_call, judge_gradients
+from crosscheck.operators import as_rows
 from crosscheck.spread import enter_compared
 from crosscheck.verdict import CHECKS, NOT_OFFERED, Check, NotOffered, Verdict
 
@@ -44,11 +45,13 @@ class Effort:
         compiles: whether the mode does.
         thorough: try the transforms that change shapes or storage, too; those of gradients in a small case only.
         gradients: take gradients.
+        divided: divide the vocab and the hidden dimension into all of SHARDS, and not into two parts alone.
     """
 
     compiles: bool = False
     thorough: bool = True
     gradients: bool = True
+    divided: bool = True
 
     @property
     def gradient_shapes(self) -> str:
@@ -60,6 +63,10 @@ class Effort:
     def new_shapes(self) -> bool:
         return self.thorough or not self.compiles
 
+    @property
+    def shards(self) -> tuple[int, ...]:
+        return SHARDS if self.divided else (2,)
+
 
 EVERYTHING = Effort()
 
@@ -67,7 +74,7 @@ EVERYTHING = Effort()
 def expected_answer(case: Judged) -> Answer:
     inputs = case.inputs()
     result = contract_result(case.op, inputs, case.digits)
-    return Answer(result, expected_gradients(case.op, inputs, case.seed), digest_of_inputs(inputs))
+    return Answer(result, expected_gradients(case.op, inputs, case.seed, case.digits), digest_of_inputs(inputs))
 
 
 def judge(
@@ -106,7 +113,7 @@ def judge(
     bench.look_after(arguments, verdict.checks["inputs"])
     if result.shape == expected.result.shape:
         _try_transforms(bench, result, verdict.checks, effort, announce)
-        if "hidden" in bench.inputs:
+        if "token_ids" not in bench.inputs:
             verdict.accuracy = accuracy.measure(result, bench.inputs, case.seed)
         if isinstance(adapter, Candidate):
             try_bad_ids(bench, result, verdict.checks["bits"], announce)
@@ -143,8 +150,8 @@ def _try_transforms(
     effort: Effort,
     announce: Callable[[str], None],
 ) -> None:
-    base = as_rows(result)
-    for attempt in trials(bench.inputs, bench.case.seed):
+    base = as_rows(result, bench.inputs)
+    for attempt in trials(bench.inputs, bench.case.seed, effort.shards):
         check = checks[attempt.column]
         if isinstance(attempt, NotApplicable):
             check.leave_out(attempt.name, attempt.reason)

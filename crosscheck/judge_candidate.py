@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from crosscheck.bench import Bench, as_rows
+from crosscheck.bench import Bench
 from crosscheck.bits import compare, to_bits
 from crosscheck.calls import Call
 from crosscheck.invariance import Trial, trials
+from crosscheck.operators import as_rows
 from crosscheck.rounding import quiet_nan
+from crosscheck.shards import NAMES
 from crosscheck.verdict import Check
 
 __all__ = ["BAD_ID", "BATCH", "VOCAB", "fewest", "nature", "of_nan_alone", "smallest_batch", "try_bad_ids"]
@@ -20,10 +22,10 @@ __all__ = ["BAD_ID", "BATCH", "VOCAB", "fewest", "nature", "of_nan_alone", "smal
 Array = NDArray[Any]
 BAD_ID = "the last id is"
 BATCH = ("population", "position", "neighbours", "padding", "chunking")
-# Trials of those columns that change the vocab around a row, and not the batch.
+# Trials of those columns that change the vocab around a row, or divide it, and not the batch.
 VOCAB = (
-    "vocab shuffled", "vocab in two shards", "every second weight row replaced by NaN",
-    "table rows that no id names replaced by NaN",
+    "vocab shuffled", "every second weight row replaced by NaN", "table rows that no id names replaced by NaN",
+    "ids added that cannot occur", *NAMES,
 )  # fmt: skip
 
 
@@ -51,22 +53,22 @@ def of_nan_alone(difference: Mapping[str, Any] | None) -> bool:
 
 def try_bad_ids(bench: Bench, result: Array, check: Check, announce: Callable[[str], None]) -> None:
     """The last id is not in the vocab: an error, or a row of quiet NaN, and never another row."""
-    if "token_ids" not in bench.inputs:
-        return
     call = Call(bench.inputs, np.random.default_rng(0))
-    for bad in (len(call.weight), -1):
-        name, limits = f"{BAD_ID} {bad}", np.iinfo(call.rows.dtype)
+    if call.ids is None:
+        return
+    ids = call.rows.arrays[call.ids]
+    for bad in (call.vocab, -1):
+        name, limits = f"{BAD_ID} {bad}", np.iinfo(ids.dtype)
         if getattr(bench.adapter, "device", "") == "cuda":
             check.leave_out(name, "on a GPU an error of a kernel ends the process for all further calls")
         elif not len(call.rows) or not limits.min <= bad <= limits.max:
             check.leave_out(name, "the case has no ids, or none that is so")
         else:
             announce(name)
-            rows, expected = call.rows.copy(), as_rows(result).copy()
-            rows[-1] = bad
+            expected = as_rows(result, bench.inputs).copy()
             expected[-1] = quiet_nan(expected.dtype).view(expected.dtype)
             try:
-                found = as_rows(bench.run(bench.arguments(call.with_rows(rows))))
+                found = as_rows(bench.run(bench.arguments(call.with_bad_id(bad))), bench.inputs)
             except Exception:  # a refusal is what a bad id is to get
                 check.enter(name, None)
             else:
@@ -109,7 +111,7 @@ def _shows(bench: Bench, call: Call, transform: str, rows: int) -> bool:
     for attempt in trials(fewer, bench.case.seed):
         if isinstance(attempt, Trial) and attempt.name == transform:
             try:
-                base = as_rows(bench.run(bench.arguments(fewer)))
+                base = as_rows(bench.run(bench.arguments(fewer)), fewer)
                 difference = bench.difference(attempt, base)
                 return difference is not None and not of_nan_alone(asdict(difference))
             except Exception:  # it has no answer for this size, so this size shows nothing

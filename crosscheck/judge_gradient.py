@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosscheck.backends import Adapter
-from crosscheck.bench import as_rows
 from crosscheck.bits import compare
 from crosscheck.candidate_adapters import Candidate
 from crosscheck.cases import Inputs
 from crosscheck.gradient_invariance import BAD_IDS, gradient_trials, work
 from crosscheck.gradients import Gradients, contract_gradients, part_of, upstream, wanted
-from crosscheck.invariance import NotApplicable, Trial
+from crosscheck.operators import BY_ROW, as_rows
 from crosscheck.spread import enter_compared
+from crosscheck.trial import NotApplicable, Trial
 from crosscheck.verdict import NOT_OFFERED, Check, NotOffered, in_one_line
 
 __all__ = ["GradientScope", "expected_gradients", "gradient_call", "judge_gradients"]
@@ -31,10 +31,10 @@ def gradient_call(op: str, inputs: Inputs, seed: int) -> Inputs:
     return {**part, "grad": upstream(op, part, seed)}
 
 
-def expected_gradients(op: str, inputs: Inputs, seed: int) -> Gradients:
+def expected_gradients(op: str, inputs: Inputs, seed: int, digits: int | None) -> Gradients:
     """The contract's answer."""
     call = gradient_call(op, inputs, seed)
-    return contract_gradients(call, call.pop("grad"))
+    return contract_gradients(call, call.pop("grad"), digits)
 
 
 class GradientScope:
@@ -149,5 +149,5 @@ def _alike(array: Array, other: Array) -> bool:
 
 
 def _as_rows(found: Gradients) -> Gradients:
-    """The gradient of hidden states as [rows, K]."""
-    return {name: as_rows(array) if name == "hidden" else array for name, array in found.items()}
+    """Those of hidden states and logits as [rows, K] and [rows, V]."""
+    return {name: as_rows(array, ()) if name in BY_ROW else array for name, array in found.items()}

@@ -54,8 +54,11 @@ class Lane:
 
     def effort(self, case: Judged) -> Effort:
         takes = not case.shared_out or self.backend.takes_gradients(self.mode, case.seed, self.cases)
-        thorough = case.thorough or 0 < self.cases <= FEW
-        return Effort(self.mode in self.backend.compiling, thorough, takes)
+        few = 0 < self.cases <= FEW
+        thorough = few or (case.thorough and self.backend.is_thorough(self.mode, case.seed))
+        compiles = self.mode in self.backend.compiling
+        divided = few and case.divided if compiles else few or case.divided
+        return Effort(compiles, thorough, takes, divided)
 
     @property
     def given_up(self) -> float:

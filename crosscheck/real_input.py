@@ -52,6 +52,12 @@ class RealInput:
         ids = load_array(self.token_ids, "token_ids")
         return ids if ids.size <= self.max_rows else ids.reshape(-1)[: self.max_rows]
 
+    def targets(self, rows: int, vocab: int) -> Array:
+        """For each row the id that follows, the first one after the last; within the vocab of the LM head."""
+        ids = self.ids().reshape(-1)
+        following = np.resize(np.roll(ids, -1), rows)
+        return (following.astype(np.uint64) % np.uint64(vocab)).astype(ids.dtype)
+
     def states(self) -> Array:
         """[rows, K]."""
         if self.hidden is None:
@@ -70,6 +76,7 @@ class RealCase:
     source: RealInput
     digits: None = None
     thorough: bool = True
+    divided: bool = False
 
     shared_out: ClassVar[bool] = False
 
@@ -80,7 +87,10 @@ class RealCase:
     def inputs(self) -> Inputs:
         if self.op.startswith("embedding"):
             return {"token_ids": self.source.ids(), "weight": self.source.table()}
-        return {"hidden": self.source.states(), "weight": self.source.head()}
+        states, head = self.source.states(), self.source.head()
+        if self.op == "linear_logprob":
+            return {"hidden": states, "weight": head, "target_ids": self.source.targets(len(states), len(head))}
+        return {"hidden": states, "weight": head}
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "checkpoint", "id": self.id, "op": self.op, "source": asdict(self.source)}
@@ -117,10 +127,13 @@ def real_cases(source: RealInput, ops: Sequence[str] = OPS) -> tuple[list[RealCa
     if ids.size > source.max_rows:
         first = "first" if source.max_rows == 1 else f"first {source.max_rows}"
         notes.append(f"the {first} of {ids.size} ids {'is' if source.max_rows == 1 else 'are'} used (--max-rows)")
-    if any(op.startswith("lm_head") for op in ops):
+    of_states = [op for op in ops if op.startswith("lm_head") or op == "linear_logprob"]
+    if of_states:
         head, states = source.head(), source.states()
         _check_states(states, head, source)
-        cases += [_case(op, states, head, source) for op in ops if op.startswith("lm_head")]
+        cases += [_case(op, states, head, source) for op in of_states]
+        if "linear_logprob" in ops:
+            notes.append("linear_logprob is that of the id that follows in --token-ids")
         if source.hidden is None:
             notes.append("no --hidden: the embedding rows of the ids serve as hidden states")
         if source.lm_head_key == source.embedding_key:

@@ -33,14 +33,18 @@ class Backend:
         """Whether a mode takes the gradients of a case, by the case's seed and by how many cases there are in all.
 
         A gradient costs a compilation of a second and more. Where all modes compile, and there are more than a FEW
-        cases, they share a third of the cases out, by bits that fall evenly on operators and dtypes of the default
+        cases, they share a quarter of the cases out, by bits that fall evenly on operators and dtypes of the default
         suite, and leave the others; but a candidate has each of its cases taken in one mode.
         """
         if cases <= FEW or len(self.compiling) < len(self.modes):
             return True
-        turns, first = (len(self.modes), 0) if self.target else (3 * len(self.modes), 1)
-        turn = (seed >> 28) % turns - first
+        turns, first = (len(self.modes), 0) if self.target else (4 * len(self.modes), 2)
+        turn = (seed >> 30) % turns - first
         return 0 <= turn < len(self.modes) and self.modes[turn] == mode
+
+    def is_thorough(self, mode: str, seed: int) -> bool:
+        """Whether a mode tries all transforms of a thorough case: where all modes compile, they take turns."""
+        return len(self.compiling) < len(self.modes) or self.modes[(seed >> 29) % len(self.modes)] == mode
 
     def environment(self, threads: int) -> dict[str, str]:
         """Variables that libraries read when they start; NPROC is XLA's."""
@@ -50,14 +54,14 @@ class Backend:
 
 def _torch(name: str, device: str) -> Backend:
     settings = (("TORCHINDUCTOR_COMPILE_THREADS", "1"),)
-    return Backend(name, "crosscheck.backends:TorchAdapter", device, ("eager", "compile"), ("compile",), settings)
+    return Backend(name, "crosscheck.torch_adapter:TorchAdapter", device, ("eager", "compile"), ("compile",), settings)
 
 
 def _jax(name: str, device: str, platforms: str) -> Backend:
     """JAX compiles eager calls, too. On a GPU it takes memory as it needs it, since others need some."""
     settings = (("JAX_PLATFORMS", platforms), ("XLA_PYTHON_CLIENT_PREALLOCATE", "false"))
     modes = ("eager", "jit")
-    return Backend(name, "crosscheck.backends:JaxAdapter", device, modes, modes, settings)
+    return Backend(name, "crosscheck.jax_adapter:JaxAdapter", device, modes, modes, settings)
 
 
 BACKENDS: Mapping[str, Backend] = {

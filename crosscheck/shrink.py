@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from crosscheck.bench import digest_of_inputs
 from crosscheck.bits import to_bits
+from crosscheck.calls import Call
 from crosscheck.cases import Inputs
 from crosscheck.verdict import counted
 
@@ -43,7 +44,7 @@ def shrink(
         inputs: of the call; where gradients are what fails, with the upstream gradient, "grad".
         fails: whether a call with other inputs fails in the same way.
         index: of an element [row, column] that is wrong: where to look first.
-        seconds, most: the time and the calls after which what was found must do; one call is made in any case.
+        seconds, most: the time and the calls after which what was found must do; what was given is tried in any case.
         heard: told the sizes of the call that is about to be made.
         found: told each time when smaller inputs fail.
 
@@ -62,11 +63,11 @@ def sizes(inputs: Inputs) -> str:
         >>> sizes({"hidden": np.zeros((2, 3)), "weight": np.zeros((1, 3))})
         '2 rows, K 3, V 1'
     """
-    vocab, width = inputs["weight"].shape
+    vocab, rows = _vocab(inputs), _rows(inputs)
     if "token_ids" in inputs:
-        return f"{counted(inputs['token_ids'].size, 'id')}, H {width}, V {vocab}"
-    rows = _rows(inputs)
-    return f"{counted(rows, 'row')}, K {width}, V {vocab}" + (", bias" if "bias" in inputs else "")
+        return f"{counted(rows, 'id')}, H {_width(inputs)}, V {vocab}"
+    width = f"K {_width(inputs)}, " if "weight" in inputs else ""
+    return f"{counted(rows, 'row')}, {width}V {vocab}" + (", bias" if "bias" in inputs else "")
 
 
 class _Spent(Exception):
@@ -91,24 +92,25 @@ class _Search:
         self.passed: set[str] = set()  # digests of inputs that do not fail
 
     def run(self, index: Sequence[int]) -> None:
-        self.guess(index)
-        if not self.failed and not self.attempt(self.inputs):
+        with contextlib.suppress(_Spent):
+            self.guess(index)
+        if not self.failed and not self.attempt(self.inputs, always=True):
             return
         before = -1
         while before != self.calls:
             before = self.calls
             self.structure()
-            for name in ("bias", "hidden", "weight", "grad", "token_ids"):
+            for name in ("bias", "hidden", "logits", "weight", "grad", "token_ids", "target_ids"):
                 if name in self.inputs:
                     self.simplify(name)
 
-    def attempt(self, inputs: Inputs) -> bool:
-        """Whether the inputs fail; if so they are the smallest from now on."""
+    def attempt(self, inputs: Inputs, *, always: bool = False) -> bool:
+        """Whether the inputs fail; if so they are the smallest from now on. `always`: also where nothing is left."""
         inputs = {name: np.array(x, order="C") for name, x in inputs.items()}  # also the strides of axes of length 1
         digest = digest_of_inputs(inputs)
         if digest in self.passed:
             return False
-        if self.calls and (self.calls >= self.most or time.monotonic() >= self.until):
+        if not always and self.calls and (self.calls >= self.most or time.monotonic() >= self.until):
             raise _Spent
         self.calls += 1
         self.heard(f"shrinking: {sizes(inputs)}")
@@ -122,25 +124,23 @@ class _Search:
     # Structure -----------------------------------------------------------------------------------------
     def guess(self, index: Sequence[int]) -> None:
         """The row and the column where something is wrong, alone or with the first ones."""
-        if len(index) != 2:
+        if len(index) != (1 if "target_ids" in self.inputs else 2):
             return
         for rows in dict.fromkeys([(index[0],), tuple(sorted({0, index[0]}))]):
             if rows[-1] < _rows(self.inputs) and self.attempt(_take_rows(self.inputs, rows)):
                 break
-        column = index[1]
-        if "hidden" in self.inputs and column < len(self.inputs["weight"]):
-            self.attempt(_take_vocab(self.inputs, (column,)))
+        if len(index) == 2 and "hidden" in self.inputs and index[1] < _vocab(self.inputs):
+            self.attempt(_take_vocab(self.inputs, index[1:]))
 
     def structure(self) -> None:
         if "bias" in self.inputs:
             self.attempt({name: x for name, x in self.inputs.items() if name != "bias"})
-        if self.inputs[_axis(self.inputs)].ndim != (1 if "token_ids" in self.inputs else 2):
+        if len(_call(self.inputs).shape) != 1:
             self.attempt(_take_rows(self.inputs, range(_rows(self.inputs))))
-        axes = (
-            (_rows, _take_rows, 1),
-            (_width, _take_width, 1),
-            (_spare, _take_spare, 0) if "token_ids" in self.inputs else (_vocab, _take_vocab, 1),
-        )
+        axes: list[tuple[Callable[[Inputs], int], Part, int]] = [(_rows, _take_rows, 1)]
+        if "weight" in self.inputs:
+            axes.append((_width, _take_width, 1))
+        axes.append((_spare, _take_spare, 0) if _call(self.inputs).ids else (_vocab, _take_vocab, 1))
         for length, take, least in sorted(axes, key=lambda axis: -axis[0](self.inputs)):
             self.narrow(length, take, least)
 
@@ -202,17 +202,16 @@ def _differs(x: Array, other: Array) -> Array:
 
 
 # Structure ---------------------------------------------------------------------------------------------
-def _axis(inputs: Inputs) -> str:
-    return "token_ids" if "token_ids" in inputs else "hidden"
+def _call(inputs: Inputs) -> Call:
+    return Call(inputs, np.random.default_rng(0))
 
 
 def _rows(inputs: Inputs) -> int:
-    array = inputs[_axis(inputs)]
-    return array.size if "token_ids" in inputs else int(np.prod(array.shape[:-1]))
+    return len(_call(inputs).rows)
 
 
 def _vocab(inputs: Inputs) -> int:
-    return len(inputs["weight"])
+    return _call(inputs).vocab
 
 
 def _width(inputs: Inputs) -> int:
@@ -220,40 +219,30 @@ def _width(inputs: Inputs) -> int:
 
 
 def _spare(inputs: Inputs) -> int:
-    """The rows of a table that no id names."""
+    """The entries of the vocab that no id names."""
     return len(_unnamed(inputs))
 
 
 def _unnamed(inputs: Inputs) -> Array:
-    return np.setdiff1d(np.arange(len(inputs["weight"])), inputs["token_ids"])
+    return np.setdiff1d(np.arange(_vocab(inputs)), inputs[str(_call(inputs).ids)])
 
 
 def _take_rows(inputs: Inputs, kept: Sequence[int]) -> Inputs:
     """Some rows, with one leading axis."""
-    part, index = dict(inputs), list(kept)
-    rows = _rows(inputs)
-    for name in ("token_ids", "hidden", "grad"):
-        if name in inputs:
-            width = () if name == "token_ids" else inputs[name].shape[-1:]
-            part[name] = inputs[name].reshape(rows, *width)[index]
-    return part
+    return {**inputs, **_call(inputs).rows[list(kept)].arrays}
 
 
 def _take_vocab(inputs: Inputs, kept: Sequence[int]) -> Inputs:
-    part, index = dict(inputs), list(kept)
-    for name in ("weight", "bias"):
-        if name in inputs:
-            part[name] = inputs[name][index]
-    if "grad" in inputs:
-        part["grad"] = inputs["grad"][..., index]
-    return part
+    return _call(inputs).with_vocab(list(kept))
 
 
 def _take_spare(inputs: Inputs, kept: Sequence[int]) -> Inputs:
-    """The rows of the table that ids name, and of the others some; ids are numbered anew."""
-    ids = inputs["token_ids"]
+    """The part of the vocab that ids name, and of the rest some; ids are numbered anew."""
+    name = str(_call(inputs).ids)
+    ids = inputs[name]
     left = np.sort(np.concatenate([np.unique(ids).astype(np.int64), _unnamed(inputs)[list(kept)]]))
-    return {**inputs, "token_ids": np.searchsorted(left, ids).astype(ids.dtype), "weight": inputs["weight"][left]}
+    some = {**inputs, "weight": inputs["weight"][left]} if name == "token_ids" else _call(inputs).with_vocab(left)
+    return {**some, name: np.searchsorted(left, ids).astype(ids.dtype)}
 
 
 def _take_width(inputs: Inputs, kept: Sequence[int]) -> Inputs:

@@ -22,7 +22,7 @@ ROWS, COLUMNS = 32, 64  # bins at most
 
 @dataclass(frozen=True)
 class Spread:
-    """The differing elements of two arrays [R, W], with all leading axes in R.
+    """The differing elements of two arrays [R, W], with all leading axes in R; a vector has one column.
 
     Arguments:
         shape: [R, W].
@@ -51,7 +51,7 @@ def spread(actual: Array, expected: Array) -> Spread | None:
     """
     if actual.dtype != expected.dtype or actual.shape != expected.shape:
         return None
-    width = actual.shape[-1] if actual.ndim else 1
+    width = actual.shape[-1] if actual.ndim > 1 else 1
     got, want = (to_bits(x).reshape(-1, width) if x.size else np.zeros((0, 1)) for x in (actual, expected))
     differs = got != want
     rows, columns = np.nonzero(differs)

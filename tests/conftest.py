@@ -47,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="not run: no CUDA device"))
+    # Workers take what is last from each other; most of this file's time goes into compilations that its tests share.
+    items.sort(key=lambda item: item.path.name != "test_vectors.py")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -265,9 +265,12 @@ class Hangs(Planted):
         time.sleep(3600)
 
 
-class Dawdles(Planted):
+class Waits(Planted):
+    """For a file to be there, except in bfloat16."""
+
     def spoil(self, result, inputs):
-        time.sleep(0.1)
+        while result.dtype.name != "bfloat16" and not Path(os.environ["PLANTED_FILE"]).exists():
+            time.sleep(0.01)
         return result
 
 
@@ -313,6 +316,6 @@ FAULTS = (
     SpoilsNeighbours, SpoilsPadding, SpoilsChunking, SpoilsLayout, SpoilsRepeat, Raises, RaisesOnPadding, Exits,
     IsKilled, FlipsOneGradientBit, GradientsOfTheBatch, RaisesOnGradients, RaisesOnGradientLayouts, OmitsAGradient,
     OtherGradientDtype, ModifiesTheUpstreamGradient, NeedsTwoRows, CrashesWhenSmall, HangsWhenSmall, CrashesOnce,
-    Hangs, Dawdles, Notes, Prints, Unavailable, FailsToStart,
+    Hangs, Waits, Notes, Prints, Unavailable, FailsToStart,
 )  # fmt: skip
 REGISTRY = {fault.__name__: backend(fault) for fault in (Planted, *FAULTS)}

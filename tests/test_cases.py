@@ -35,6 +35,11 @@ def bias_kind(case: Case) -> str:
             "lm_head-bf16xfp32-N2x3-K1-V1-dauto-bias_fp16",
         ),
         (Case("embedding", "fp16", (), 127, 300, id_dtype="uint8"), "embedding-fp16-Nscalar-H127-V300-uint8"),
+        (Case("selected_logprob", "fp32", (3,), 0, 7, id_dtype="int8"), "selected_logprob-fp32-N3-V7-int8"),
+        (
+            Case("linear_logprob", "bf16", (3,), 5, 7, 4, bias="fp32", id_dtype="int64"),
+            "linear_logprob-bf16-N3-K5-V7-d4-bias_fp32-int64",
+        ),
     ],
 )
 def test_an_id_says_what_the_case_is(case, expected):
@@ -45,7 +50,7 @@ def test_the_ids_of_the_default_suite_are_those_that_others_have_stored():
     """Reports and stored outputs name them. Change this digest only together with them."""
     ids = "\n".join(map(by_id, SUITE))
     assert (
-        hashlib.sha256(ids.encode()).hexdigest() == "66d71a5154a2c2422ed8e460623a7bb941ac4216835616834b6661ec6efb5470"
+        hashlib.sha256(ids.encode()).hexdigest() == "3837702faba4d7d84b248c4d97a86d8ac98a8657f4b00a3738126472f2e8b495"
     )
 
 
@@ -84,13 +89,19 @@ def test_inputs_have_the_stated_shapes_and_dtypes(case):
         assert inputs["token_ids"].shape == case.rows and inputs["token_ids"].dtype == case.id_dtype
         assert inputs["token_ids"].size == 0 or int(inputs["token_ids"].max()) < case.vocab
         assert inputs["weight"].dtype == DTYPES[case.dtype]
+    elif case.op == "selected_logprob":
+        assert inputs["logits"].shape == (*case.rows, case.vocab) and inputs["logits"].dtype == DTYPES[case.dtype]
     else:
         assert inputs["hidden"].shape == (*case.rows, case.width) and inputs["hidden"].dtype == DTYPES[case.dtype]
         assert inputs["weight"].dtype == DTYPES[case.weight_dtype or case.dtype]
         assert ("bias" in inputs) == (case.bias is not None)
         if case.bias is not None:
             assert inputs["bias"].shape == (case.vocab,) and inputs["bias"].dtype == DTYPES[case.bias]
-    assert inputs["weight"].shape == (case.vocab, case.width)
+    if case.op.endswith("logprob"):
+        assert inputs["target_ids"].shape == case.rows and inputs["target_ids"].dtype == case.id_dtype
+        assert inputs["target_ids"].size == 0 or int(inputs["target_ids"].max()) < case.vocab
+    if case.op != "selected_logprob":
+        assert inputs["weight"].shape == (case.vocab, case.width)
 
 
 def test_a_case_survives_json():
@@ -127,7 +138,7 @@ def test_every_operator_has_thorough_cases_and_they_exist():
 
     thorough = [case for case in SUITE if case.thorough]
     assert {case.id for case in thorough} == _THOROUGH
-    assert {case.op for case in thorough} == set(OPS)
+    assert {case.op for case in thorough} == {*OPS} - {"linear_logprob"}  # which is made of two of them
     assert {case.dtype for case in thorough if case.op == "lm_head"} == set(DTYPES)
 
 

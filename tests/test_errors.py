@@ -27,7 +27,7 @@ class Mistake:
 _LM_HEAD = [
     Mistake(
         "hidden is a list", lambda p, a: p.lm_head([1.0, 2.0, 3.0], a(W)), TypeError,
-        "hidden is a list; expected an array of shape [..., K]: convert it first",
+        "hidden is of type list; expected an array of shape [..., K]: convert it first",
     ),
     Mistake(
         "hidden is float64", lambda p, a: p.lm_head(a(H.astype(np.float64)), a(W)), TypeError,
@@ -39,7 +39,7 @@ _LM_HEAD = [
     ),
     Mistake(
         "weight is None", lambda p, a: p.lm_head(a(H), None), TypeError,
-        "weight is a NoneType; expected an array of shape [V, K]: convert it first",
+        "weight is of type NoneType; expected an array of shape [V, K]: convert it first",
     ),
     Mistake(
         "weight is int8", lambda p, a: p.lm_head(a(H), a(W.astype(np.int8))), TypeError,
@@ -47,7 +47,7 @@ _LM_HEAD = [
     ),
     Mistake(
         "bias is a number", lambda p, a: p.lm_head(a(H), a(W), 1.0), TypeError,
-        "bias is a float; expected an array of shape [V]: convert it first",
+        "bias is of type float; expected an array of shape [V]: convert it first",
     ),
     Mistake(
         "bias is float64", lambda p, a: p.lm_head(a(H), a(W), a(B.astype(np.float64))), TypeError,
@@ -100,15 +100,15 @@ _DIGITS = [
     ),
     Mistake(
         "digits 3.0", lambda p, a: p.lm_head(a(H), a(W), digits=3.0), TypeError,
-        "digits is a float; expected the integer 2, 3 or 4",
+        "digits is of type float; expected the integer 2, 3 or 4",
     ),
     Mistake(
         "digits True", lambda p, a: p.align(a(W), True), TypeError,
-        "digits is a bool; expected the integer 2, 3 or 4",
+        "digits is of type bool; expected the integer 2, 3 or 4",
     ),
     Mistake(
         "digits None on the float32 path", lambda p, a: p.lm_head_fp32(a(H), a(W), digits=None), TypeError,
-        "digits is a NoneType; expected the integer 2, 3 or 4",
+        "digits is of type NoneType; expected the integer 2, 3 or 4",
     ),
     Mistake(
         "digits of the weight", lambda p, a: p.lm_head(a(H), p.align(a(W), 3)), ValueError,
@@ -123,7 +123,7 @@ _DIGITS = [
 _ALIGN_AND_EMBEDDING = [
     Mistake(
         "align a list", lambda p, a: p.align([[1.0]], 3), TypeError,
-        "x is a list; expected an array of shape [R, L]: convert it first",
+        "x is of type list; expected an array of shape [R, L]: convert it first",
     ),
     Mistake(
         "align float64", lambda p, a: p.align(a(W.astype(np.float64)), 3), TypeError,
@@ -139,7 +139,7 @@ _ALIGN_AND_EMBEDDING = [
     ),
     Mistake(
         "table is a list", lambda p, a: p.embedding([0], [[1.0]]), TypeError,
-        "weight is a list; expected an array of shape [V, H]: convert it first",
+        "weight is of type list; expected an array of shape [V, H]: convert it first",
     ),
     Mistake(
         "table is float64", lambda p, a: p.embedding_fp32([0], a(W.astype(np.float64))), TypeError,
@@ -147,7 +147,7 @@ _ALIGN_AND_EMBEDDING = [
     ),
     Mistake(
         "table is aligned", lambda p, a: p.embedding([0], p.align(a(W), 3)), TypeError,
-        "weight is a Aligned; expected an array of shape [V, H]: convert it first",
+        "weight is of type Aligned; expected an array of shape [V, H]: convert it first",
     ),
     Mistake(
         "table of one dimension", lambda p, a: p.embedding([0], a(B)), ValueError,

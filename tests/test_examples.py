@@ -61,6 +61,15 @@ def test_a_trainer_and_a_rollout_engine_are_compared(tmp_path):
     assert int(tokens[1]) > 0 and tokens[2] == "0"
 
 
+def test_importance_ratios_are_one_with_the_contract_and_not_with_stock_functions(tmp_path):
+    text = output("importance_ratio", tmp_path)
+    floats = re.compile(r"\d+ of 256 elements .*|exactly 1 for \d+ of 256 tokens, from 0.*")  # the machine's
+    lines = quoted("importance_ratio")
+    assert_printed([floats.sub("...", line) for line in lines], text)
+    exact = [int(found) for found in re.findall(r"exactly 1 for (\d+) of 256 tokens", text)]
+    assert exact[0] < 256 == exact[1]
+
+
 def test_a_head_that_depends_on_the_batch_is_explained(tmp_path):
     machines = re.compile(r"K 5, |^B .*|^ +\(0 \+ 8\).*")  # how many lanes a sum of torch has
     lines = [machines.sub("...", line) for line in quoted("own_head")]

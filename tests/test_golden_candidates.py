@@ -68,7 +68,7 @@ def test_a_case_with_a_bias_that_is_not_taken_is_left_out_and_said():
     crosscheck("golden", "write", "contract", "--filter", "lm_head-bf16-N[13]-K1*")
     said = crosscheck("compare", "mine", "contract").stdout
     assert f"UNUSABLE {CASE}: it is missing from mine, not offered: it takes no bias" in said
-    assert said.splitlines()[-1] == "UNUSABLE: 2 not comparable, 1 equal"
+    assert said.splitlines()[-1] == "UNUSABLE: 2 cases not comparable, 1 case equal"
 
 
 def test_gradients_that_it_has_not_are_left_out_and_said():

@@ -70,7 +70,7 @@ def test_other_bits_differ_and_both_patterns_are_shown(tmp_path, actual, expecte
     result = compared(tmp_path, actual, expected, **options)
     assert result.exit_code == 1
     assert said in result.stdout
-    assert result.stdout.splitlines()[-1] == "DIFFERENT: 1 with other bits"
+    assert result.stdout.splitlines()[-1] == "DIFFERENT: 1 output of 1 case with other bits"
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_missing_and_extra_cases_are_named(tmp_path):
     assert result.exit_code == 2
     assert f"UNUSABLE one: it is missing from {b}" in result.stdout
     assert f"UNUSABLE three: it is missing from {a}" in result.stdout
-    assert result.stdout.splitlines()[-1] == "UNUSABLE: 2 not comparable, 1 equal"
+    assert result.stdout.splitlines()[-1] == "UNUSABLE: 2 cases not comparable, 1 case equal"
     assert crosscheck("compare", a, b, "--filter", "two").exit_code == 0
 
 

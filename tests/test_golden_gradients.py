@@ -109,7 +109,7 @@ def test_a_checkpoint_has_its_gradients_verified_from_its_own_files(tmp_path):
         str(tmp_path / "ids.npy"), "--whole-up-to", "100",
     )  # fmt: skip
     golden = written(tmp_path / "g", *options, case="*")
-    assert last_line("golden", "verify", golden) == (0, "EQUAL: every output has the contract's bits (4 cases)")
+    assert last_line("golden", "verify", golden) == (0, "EQUAL: every output has the contract's bits (5 cases)")
     real_input._tensor.cache_clear()
 
 
@@ -156,7 +156,7 @@ def test_one_without_gradients_is_unusable_and_its_equal_results_are_said(tmp_pa
     result = crosscheck("compare", *((bare, full) if turned else (full, bare)))
     assert result.exit_code == 2
     assert f"UNUSABLE {CASE}: its gradients are missing from {bare} and are not compared" in result.stdout
-    assert result.stdout.splitlines()[-1] == "UNUSABLE: 1 not comparable, 1 of them equal but for gradients"
+    assert result.stdout.splitlines()[-1] == "UNUSABLE: 1 case not comparable, 1 of them equal but for gradients"
 
 
 def test_one_without_gradients_hides_no_difference(tmp_path):
@@ -166,7 +166,7 @@ def test_one_without_gradients_hides_no_difference(tmp_path):
     result = crosscheck("compare", full, bare)
     assert result.exit_code == 1
     assert f"DIFFERENT {CASE}: outputs.result: 1 of 99" in result.stdout
-    assert result.stdout.splitlines()[-1] == "DIFFERENT: 1 with other bits, 1 not comparable"
+    assert result.stdout.splitlines()[-1] == "DIFFERENT: 1 output of 1 case with other bits, 1 case not comparable"
 
 
 # Recorded ----------------------------------------------------------------------------------------------

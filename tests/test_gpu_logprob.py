@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from frameworks import FLOATS, JAX, TORCH, both
+from frameworks import FLOATS, JAX, TORCH, Framework, both
+from gradients import placed, value_and_gradients
 from vector_cases import array, vector_cases
 
 import rlk_torch
@@ -19,29 +19,17 @@ pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng
 
 
-def on_gpu(framework: Any, x: Any) -> Any:
-    if framework is JAX:
-        return jax.device_put(JAX.array(x), jax.devices("gpu")[0])
-    return TORCH.array(x).cuda()
+def on_gpu(framework: Framework, x: Any) -> Any:
+    return placed(framework, x, "gpu")
 
 
-def with_gradients(framework: Any, function: Any, arguments: list[Any], upstream: Any) -> tuple[Any, list[Any]]:
+def with_gradients(framework: Framework, function: Any, arguments: list[Any], upstream: Any) -> tuple[Any, Any]:
     """The result, and the gradients of all arguments; in JAX compiled together, which takes less time."""
-    if framework is JAX:
-
-        @jax.jit
-        def both(arguments: list[Any], upstream: Any) -> Any:
-            out, pull = jax.vjp(function, *arguments)
-            return out, pull(upstream)
-
-        out, found = both(arguments, upstream)
-        return out, list(found)
-    leaves = [x.detach().requires_grad_() for x in arguments]
-    out = function(*leaves)
-    return out.detach(), list(torch.autograd.grad(out, leaves, upstream))
+    every = range(len(arguments))
+    return value_and_gradients(framework, function, arguments, every, upstream, compiled=framework is JAX)
 
 
-def check(framework: Any, x: Any, ids: Any, g: Any) -> None:
+def check(framework: Framework, x: Any, ids: Any, g: Any) -> None:
     __tracebackhide__ = True
 
     def function(logits: Any) -> Any:

@@ -17,6 +17,8 @@ LM_HEAD = Case("lm_head", "bf16", (5,), 16, 9, 3, bias="fp32")
 MORE_AXES = Case("lm_head_fp32", "fp16", (2, 3), 7, 4)
 IDS = Case("embedding", "fp16", (2, 5), 8, 20, id_dtype="uint8")
 BYTES = Case("embedding_fp32", "bf16", (9,), 8, 300, id_dtype="uint8")
+LOGITS = Case("selected_logprob", "bf16", (9,), 0, 20, id_dtype="int16")
+LINEAR = Case("linear_logprob", "fp32", (2, 3), 8, 20, bias="bf16", id_dtype="uint8")
 SMALL = [case for case in default_suite() if work(case.inputs()) < 200_000]
 
 
@@ -25,11 +27,11 @@ def call_of(case: Case) -> Inputs:
 
 
 def of_contract(call: Inputs) -> Gradients:
-    return contract_gradients({name: array for name, array in call.items() if name != "grad"}, call["grad"])
+    return contract_gradients({name: array for name, array in call.items() if name != "grad"}, call["grad"], None)
 
 
 def as_rows(found: Gradients) -> Gradients:
-    return {name: x.reshape(-1, x.shape[-1]) if name == "hidden" else x for name, x in found.items()}
+    return {name: x.reshape(-1, x.shape[-1]) if name in ("hidden", "logits") else x for name, x in found.items()}
 
 
 def failed(gradients: Callable[[Inputs], Gradients], case: Case) -> set[str]:
@@ -43,7 +45,9 @@ def failed(gradients: Callable[[Inputs], Gradients], case: Case) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("case", [LM_HEAD, MORE_AXES, IDS, BYTES, *SMALL[::4]], ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    "case", [LM_HEAD, MORE_AXES, IDS, BYTES, LOGITS, LINEAR, *SMALL[::4]], ids=lambda case: case.id
+)
 def test_the_contract_passes_everything(case):
     assert failed(of_contract, case) == set()
 
@@ -52,11 +56,14 @@ def test_every_kind_of_transform_is_tried():
     names = {trial.name for trial in gradient_trials(call_of(LM_HEAD), 0) if isinstance(trial, Trial)}
     assert names == {
         "rows added with zero gradient", "rows shuffled", "vocab shuffled", "the upstream gradients of others replaced",
-        "padding after", "padding before", "rows in two chunks", "vocab in two shards", "transposed storage",
+        "padding after", "padding before", "rows in two chunks", "vocab in 2 shards", "transposed storage",
         "strided storage", "unaligned storage", "leading shape [1, 5]", "one upstream gradient expanded", "second run",
     }  # fmt: skip
     names = {trial.name for trial in gradient_trials(call_of(IDS), 0) if isinstance(trial, Trial)}
-    assert names >= {"rows added with zero gradient", "bad ids added", "vocab in two shards", "leading shape [10]"}
+    assert names >= {"rows added with zero gradient", "bad ids added", "vocab in 2 shards", "leading shape [10]"}
+    names = {trial.name for trial in gradient_trials(call_of(LINEAR), 0) if isinstance(trial, Trial)}
+    assert names >= {"bad ids added", "vocab shuffled", "rows in two chunks", "leading shape [6]"}
+    assert "vocab in 2 shards" not in names  # each gradient is of the whole vocab
 
 
 def test_gradients_that_depend_on_the_row_count_fail():
@@ -100,7 +107,7 @@ def test_a_bad_id_that_wraps_fails():
     assert failed(wrapping, IDS) == {"bad ids added"}
 
 
-@pytest.mark.parametrize("case", [LM_HEAD, MORE_AXES, IDS], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [LM_HEAD, MORE_AXES, IDS, LOGITS, LINEAR], ids=lambda case: case.id)
 def test_transforms_leave_the_call_alone_and_keep_the_dtypes(case):
     call = call_of(case)
     before = {name: digest(array) for name, array in call.items()}

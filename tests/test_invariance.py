@@ -9,10 +9,13 @@ import pytest
 from crosscheck import invariance
 from crosscheck.bits import compare, digest
 from crosscheck.cases import Case, Inputs, default_suite
-from crosscheck.invariance import COLUMNS, NotApplicable, Trial, trials
+from crosscheck.invariance import COLUMNS, SHARDS, NotApplicable, Trial, trials
+from crosscheck.operators import as_rows
 
 LM_HEAD = Case("lm_head", "fp32", (5,), 16, 9, 3, bias="fp16")
 IDS = Case("embedding", "bf16", (2, 3), 8, 20, id_dtype="uint8")
+LOGITS = Case("selected_logprob", "bf16", (9,), 0, 20, id_dtype="int16")
+LINEAR = Case("linear_logprob", "fp32", (2, 3), 8, 20, bias="bf16", id_dtype="uint8")
 SMALL = [case for case in default_suite() if case.vocab * case.width < 200_000]
 
 
@@ -20,6 +23,8 @@ def rowwise(inputs: Inputs) -> np.ndarray[Any, Any]:
     """An invented operator in which a result depends on its row and its vocab entry alone, in bits."""
     if "token_ids" in inputs:
         return inputs["weight"][inputs["token_ids"].astype(int)]
+    if "target_ids" in inputs:
+        return logprob_like(inputs)
     rows, columns = (
         np.array([int(digest(row)[:8], 16) for row in x.reshape(-1, x.shape[-1])], np.uint64)
         for x in (inputs["hidden"], inputs["weight"])
@@ -30,27 +35,34 @@ def rowwise(inputs: Inputs) -> np.ndarray[Any, Any]:
     return bits.astype(np.uint32).view(np.float32).reshape(*inputs["hidden"].shape[:-1], len(columns))
 
 
-def as_rows(result: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return result.reshape(int(np.prod(result.shape[:-1])), result.shape[-1])
+def logprob_like(inputs: Inputs) -> np.ndarray[Any, Any]:
+    """Of a row the target's logit and the set of those above -inf."""
+    logits = inputs["logits"] if "logits" in inputs else rowwise({k: x for k, x in inputs.items() if k != "target_ids"})
+    rows, targets = logits.reshape(-1, logits.shape[-1]), inputs["target_ids"].reshape(-1).astype(int)
+    found = [
+        int(digest(np.append(np.sort(row[row != -np.inf]), row[target]))[:7], 16)
+        for row, target in zip(rows.astype(np.float32), targets, strict=True)
+    ]
+    return np.array(found, np.uint32).view(np.float32).reshape(inputs["target_ids"].shape)
 
 
 def failed_columns(function: Callable[[Inputs], np.ndarray[Any, Any]], inputs: Inputs) -> set[str]:
-    base = as_rows(function(inputs))
+    base = as_rows(function(inputs), inputs)
     failed = set()
     for trial in trials(inputs, 1):
         if isinstance(trial, Trial):
-            joined = trial.join([as_rows(function(call)) for call in trial.calls])
+            joined = trial.join([as_rows(function(call), call) for call in trial.calls])
             if compare(joined, trial.expected(base)) is not None:
                 failed.add(trial.column)
     return failed
 
 
-@pytest.mark.parametrize("case", [LM_HEAD, IDS, *SMALL[:20:3]], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [LM_HEAD, IDS, LOGITS, LINEAR, *SMALL[:20:3]], ids=lambda case: case.id)
 def test_a_function_of_row_and_entry_alone_passes_everything(case):
     assert failed_columns(rowwise, case.inputs()) == set()
 
 
-@pytest.mark.parametrize("case", [LM_HEAD, IDS], ids=lambda case: case.op)
+@pytest.mark.parametrize("case", [LM_HEAD, IDS, LOGITS, LINEAR], ids=lambda case: case.op)
 def test_every_column_has_a_trial(case):
     made = [trial for trial in trials(case.inputs(), case.seed) if isinstance(trial, Trial)]
     assert {trial.column for trial in made} == set(COLUMNS)
@@ -138,10 +150,43 @@ def test_no_copy_of_a_large_weight_is_made(monkeypatch):
             assert all(np.shares_memory(call["weight"], inputs["weight"]) for call in trial.calls)
     refused = [t for t in trials(inputs, 0) if isinstance(t, NotApplicable)]
     assert {t.column for t in refused} == {"position", "neighbours", "layout"}
-    assert all("it is not copied" in t.reason for t in refused)
+    assert all("no copy is made" in t.reason for t in refused)
 
 
 def test_few_row_counts_are_used():
     inputs = Case("lm_head", "fp32", (257,), 2, 8, 3).inputs()
     made = (trial for trial in trials(inputs, 0) if isinstance(trial, Trial))
     assert {len(call["hidden"]) for trial in made for call in trial.calls} == {1, 129, 257, 259}
+
+
+def test_the_vocab_and_the_hidden_dimension_are_divided_into_every_number_of_shards():
+    def divided(case: Case, **options: Any) -> dict[str, tuple[int, tuple[str, int] | None]]:
+        made = (trial for trial in trials(case.inputs(), 0, **options) if isinstance(trial, Trial))
+        return {trial.name: (len(trial.calls), trial.parts) for trial in made if "shard" in trial.name}
+
+    in_calls = {f"vocab in {n} shards": (n, None) for n in SHARDS if n > 1}
+    vocab, hidden = (
+        {f"{what} in {n} shard{'s' * (n > 1)}": (1, (what, n)) for n in SHARDS} for what in ("vocab", "hidden")
+    )
+    assert SHARDS == (1, 2, 3, 4, 8)
+    assert divided(IDS) == in_calls
+    assert divided(LM_HEAD) == in_calls | hidden
+    assert divided(LOGITS) == vocab
+    assert divided(LINEAR) == vocab | hidden
+    assert set(divided(LM_HEAD, shards=(2,))) == {"vocab in 2 shards", "hidden in 2 shards"}
+
+
+def test_a_log_probability_that_depends_on_the_ids_that_cannot_occur_fails():
+    def counting(inputs: Inputs) -> np.ndarray[Any, Any]:
+        return (rowwise(inputs).view(np.uint32) + np.uint32(inputs["logits"].shape[-1])).view(np.float32)
+
+    assert failed_columns(counting, LOGITS.inputs()) == {"neighbours"}
+
+
+def test_a_target_that_stays_behind_its_row_fails():
+    def first_targets(inputs: Inputs) -> np.ndarray[Any, Any]:
+        return rowwise({**inputs, "target_ids": np.resize(inputs["target_ids"][:1], inputs["target_ids"].shape)})
+
+    assert {"population", "position", "neighbours", "padding", "chunking"} <= failed_columns(
+        first_targets, LOGITS.inputs()
+    )

@@ -113,8 +113,8 @@ def test_the_padding_row_gets_no_gradient(op, padding_idx):
         (-1, ValueError, "padding_idx is -1; expected 0 <= padding_idx < 6, the vocab: "),
         (6, ValueError, "padding_idx is 6; expected 0 <= padding_idx < 6, the vocab: "),
         (2**32, ValueError, "padding_idx is 4294967296; expected 0 <= padding_idx < 6, the vocab: "),
-        (True, TypeError, "padding_idx is a bool; expected an integer or None"),
-        (1.0, TypeError, "padding_idx is a float; expected an integer or None"),
+        (True, TypeError, "padding_idx is of type bool; expected an integer or None"),
+        (1.0, TypeError, "padding_idx is of type float; expected an integer or None"),
     ],
 )
 def test_a_bad_padding_row_is_refused(padding_idx, error, sentence):

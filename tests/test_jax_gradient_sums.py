@@ -47,7 +47,7 @@ def test_any_mix_of_dtypes(arrays):
 
 @pytest.mark.parametrize("dtype", NUMPY_TYPES)
 def test_any_values(dtype):
-    @examples(100)
+    @examples(60)
     @given(operands(st.just(dtype), [(3, 4, 2)]))
     def check(arrays: Any) -> None:
         assert_lm_head_grads(*arrays)
@@ -120,7 +120,7 @@ def assert_grad_table(ids: Any, rows: Any, vocab: int, dtype: Any) -> None:
     assert_bits_equal(actual, contract.embedding_grad(ids, rows, vocab, dtype))
 
 
-@examples(200)
+@examples(100)
 @given(bags())
 def test_tables(bag):
     assert_grad_table(*bag)

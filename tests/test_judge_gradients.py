@@ -8,9 +8,10 @@ from test_judge import CASE, judged
 from crosscheck import gradients
 from crosscheck.bits import digest
 from crosscheck.cases import Case, default_suite
-from crosscheck.gradients import part_of, result_shape, upstream
+from crosscheck.gradients import part_of, upstream
 from crosscheck.judge import OTHER_MODE, Effort, expected_answer
 from crosscheck.judge_gradient import NEW_SHAPE
+from crosscheck.operators import result_shape
 from crosscheck.registry import BACKENDS
 from crosscheck.runner import run
 
@@ -121,7 +122,7 @@ def test_a_mode_that_compiles_tries_no_new_shapes_but_in_small_thorough_cases(mo
         assert check.state == "pass"
         return {attempt["trial"] for attempt in check.not_applicable if attempt["reason"] == NEW_SHAPE}
 
-    shapes = {"rows added with zero gradient", "padding after", "vocab in two shards", "transposed storage"}
+    shapes = {"rows added with zero gradient", "padding after", "vocab in 2 shards", "transposed storage"}
     assert shapes <= left_out(Effort(compiles=True, thorough=False))
     assert not left_out(Effort(compiles=True, thorough=True))
     monkeypatch.setattr("crosscheck.judge_gradient.SMALL", 10)
@@ -135,7 +136,7 @@ def test_a_mode_may_leave_the_gradients_to_another():
     assert check.not_applicable == [{"trial": "any", "reason": OTHER_MODE}]
 
 
-def test_gradients_are_taken_in_every_mode_or_shared_out_over_a_third_of_the_cases_and_every_operator_and_dtype():
+def test_gradients_are_taken_in_every_mode_or_shared_out_over_a_quarter_of_the_cases_and_every_operator_and_dtype():
     for case in SUITE:
         assert all(BACKENDS["torch-cpu"].takes_gradients(mode, case.seed, len(SUITE)) for mode in ("eager", "compile"))
         assert sum(BACKENDS["jax-cpu"].takes_gradients(mode, case.seed, len(SUITE)) for mode in ("eager", "jit")) <= 1
@@ -154,7 +155,7 @@ def test_gradients_are_taken_in_every_mode_or_shared_out_over_a_third_of_the_cas
         for case in SUITE
         if any(BACKENDS["jax-cpu"].takes_gradients(mode, case.seed, len(SUITE)) for mode in ("eager", "jit"))
     }
-    assert len(judged_cases) >= len(SUITE) / 3
+    assert len(judged_cases) >= len(SUITE) / 4
 
 
 def test_the_gradients_reach_the_process_of_a_backend():

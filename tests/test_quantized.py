@@ -259,7 +259,7 @@ def test_it_moves_with_its_model_and_is_never_cast(framework):
 
 MISTAKES = {
     "a list": (lambda p, a: p.QuantizedTable([[1]], a(np.ones(1, np.float32))), TypeError,
-               "values is a list; expected an array of shape [V, H]: convert it first"),
+               "values is of type list; expected an array of shape [V, H]: convert it first"),
     "unsigned values": (lambda p, a: p.QuantizedTable(a(np.ones((1, 2), np.uint8)), a(np.ones(1, np.float32))),
                         TypeError, "values has dtype uint8; expected int8: quantize(weight) makes them"),
     "scale of bytes": (lambda p, a: p.QuantizedTable(a(np.ones((1, 2), np.int8)), a(np.ones(1, np.float16))), TypeError,

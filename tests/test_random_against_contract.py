@@ -65,7 +65,7 @@ def check_lm_head(framework: Framework, op: str, args: Any, digits: int) -> None
     assert_bits_equal(framework.run(op, *args, digits=digits), getattr(contract, op)(*args, digits=digits))
 
 
-@examples(150)
+@examples(100)
 @given(st.data())
 def test_lm_head_in_torch(data):
     mix = data.draw(mixes)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 
 from crosscheck.cli import main
 
@@ -14,21 +15,32 @@ TEXT = (
 )
 
 
-# Every dtype on both operators, every operator once at least: each LM head is some twenty passes over the table.
+def checkpoint(minilm, folder, vocab):
+    """The model's own file, or one with the first rows of its table."""
+    if vocab == 30522:
+        return minilm.table
+    save_file({minilm.key: load_file(minilm.table)[minilm.key][:vocab]}, folder / "first_rows.safetensors")
+    return folder / "first_rows.safetensors"
+
+
+# Every dtype on both operators, every operator once at least.
 @pytest.mark.parametrize(
-    ("dtype", "ops"),
+    ("dtype", "vocab", "ops"),
     [
-        ("bf16", ("embedding", "lm_head")),
-        ("fp16", ("embedding_fp32", "lm_head")),
-        ("fp32", ("embedding", "lm_head_fp32")),
+        ("bf16", 30522, ("embedding", "lm_head")),
+        ("fp16", 4095, ("embedding_fp32", "lm_head")),
+        ("fp32", 4095, ("embedding", "lm_head_fp32")),
     ],
 )
-def test_a_real_table_is_judged_equal_everywhere(minilm, tmp_path, dtype, ops):
+def test_a_real_table_is_judged_equal_everywhere(minilm, tmp_path, dtype, vocab, ops):
+    """Whole in the dtype that models are served in. Each LM head is some twenty passes over the table in each backend
+    and mode, so in the others it has the first rows, of common words: trained values, tied, named by real text."""
     ids = minilm.token_ids(TEXT)
+    ids = ids[ids < vocab]
     assert ids.size > 30 and len(np.unique(ids)) > 20
     np.save(tmp_path / "ids.npy", ids)
     arguments = [
-        "run", "--checkpoint", str(minilm.table), "--embedding-key", minilm.key, "--token-ids",
+        "run", "--checkpoint", str(checkpoint(minilm, tmp_path, vocab)), "--embedding-key", minilm.key, "--token-ids",
         str(tmp_path / "ids.npy"), "--max-rows", "8", "--json", str(tmp_path / "report.json"),
         *(["--dtype", dtype] if dtype != "fp32" else []), *(word for op in ops for word in ("--op", op)),
     ]  # fmt: skip
@@ -37,7 +49,7 @@ def test_a_real_table_is_judged_equal_everywhere(minilm, tmp_path, dtype, ops):
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["outcome"] == "equal"
     assert set(report["cases"]) == {
-        f"{op}-{dtype}-N8-{'H' if 'embedding' in op else 'K'}384-V30522-checkpoint" for op in ops
+        f"{op}-{dtype}-N8-{'H' if 'embedding' in op else 'K'}384-V{vocab}-checkpoint" for op in ops
     }
     ran = {(verdict["backend"], verdict["mode"]) for verdict in report["verdicts"]}
     assert ran == {

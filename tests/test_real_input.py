@@ -17,6 +17,8 @@ from crosscheck.checkpoint import CheckpointError
 from crosscheck.cli import main
 from crosscheck.real_input import RealCase, RealInput, real_cases
 
+TARGETS = "linear_logprob is that of the id that follows in --token-ids"
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -69,8 +71,10 @@ def test_each_operator_becomes_a_case(model):
         "embedding_fp32-bf16-N6-H8-V20-checkpoint",
         "lm_head-bf16xfp32-N6-K8-V10-checkpoint",
         "lm_head_fp32-bf16xfp32-N6-K8-V10-checkpoint",
+        "linear_logprob-bf16xfp32-N6-K8-V10-checkpoint",
     ]
-    assert notes == ["no --hidden: the embedding rows of the ids serve as hidden states"]
+    assert notes == [TARGETS, "no --hidden: the embedding rows of the ids serve as hidden states"]
+    assert cases[4].inputs()["target_ids"].tolist() == [1, 9, 0, 3, 2, 3]  # 19 is beyond the vocab of the LM head
     assert cases[0].inputs()["token_ids"].shape == (2, 3)
     table = source(model).table()
     assert digest(cases[2].inputs()["hidden"]) == digest(table[[3, 1, 19, 0, 3, 2]])
@@ -81,7 +85,7 @@ def test_hidden_states_from_a_file_and_rows_cut_off(model):
     cases, notes = real_cases(given)
     assert [case.id for case in cases][2] == "lm_head-fp32-N4-K12-V10-checkpoint"
     assert cases[0].inputs()["token_ids"].tolist() == [3, 1, 19, 0]
-    assert notes == ["the first 4 of 6 ids are used (--max-rows)"]
+    assert notes == ["the first 4 of 6 ids are used (--max-rows)", TARGETS]
 
 
 def test_one_id_is_no_plural(model):
@@ -92,9 +96,10 @@ def test_one_id_is_no_plural(model):
 def test_gradients_are_judged_with_what_fits_and_a_note_says_so(model, monkeypatch):
     monkeypatch.setattr(gradients, "WHOLE", 64)
     _, notes = real_cases(source(model))
-    assert notes[1:] == [
+    assert notes[2:] == [
         "gradients are judged with a table of the 5 of its 20 rows that the ids name",
         "gradients are judged with the first 8 of 10 rows of the LM head",
+        "gradients are judged with the first 8 of 10 rows of the LM head, with targets among them",
     ]
 
 
@@ -103,14 +108,14 @@ def test_gradients_are_judged_in_every_mode(model):
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     shown = [line for line in lines if line.startswith("  grad, the call itself, gradient of weight: 1 of ")]
-    assert len(shown) == 4 and all("differ; first at" in line for line in shown)
+    assert len(shown) == 5 and all("differ; first at" in line for line in shown)
     assert not any(case.shared_out for case in real_cases(source(model))[0])
 
 
 def test_a_tied_head_and_a_named_dtype_are_noted(model):
     cases, notes = real_cases(source(model, lm_head_key="embed", dtype="fp16"))
     assert {array.dtype for name, array in cases[2].inputs().items()} == {np.dtype(np.float16)}
-    assert notes[1:] == [
+    assert notes[2:] == [
         "the LM head is the embedding table embed, as in tied models",
         "tables and hidden states are rounded to fp16 (--dtype)",
     ]
@@ -156,9 +161,10 @@ def test_a_good_checkpoint_is_judged_and_the_columns_are_the_same(model):
     result = crosscheck(model)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "note: no --hidden: the embedding rows of the ids serve as hidden states"
-    assert sum(line.startswith(" Planted eager") for line in lines) == 4
-    assert lines[-1].startswith("EQUAL: every bit is the contract's, under every transform (4 cases")
+    assert lines[0] == f"note: {TARGETS}"
+    assert lines[1] == "note: no --hidden: the embedding rows of the ids serve as hidden states"
+    assert sum(line.startswith(" Planted eager") for line in lines) == 5
+    assert lines[-1].startswith("EQUAL: every bit is the contract's, under every transform (5 cases")
 
 
 def test_a_failure_names_the_command_that_repeats_it(model):

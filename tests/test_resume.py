@@ -1,11 +1,6 @@
 """A run goes on from an earlier report: what still holds is kept and marked, and what changed is judged again."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +11,6 @@ from click.testing import CliRunner, Result
 
 from crosscheck.cases import Case
 from crosscheck.cli import main
-from crosscheck.cli_report import Reports
 from crosscheck.registry import Backend
 from crosscheck.resume import LATE, SAID, Ledger, ResumeError, read_report
 from crosscheck.runner import Run, run
@@ -236,57 +230,6 @@ def test_a_report_without_bases_keeps_nothing(earlier, tmp_path):
 def test_options_that_would_be_ignored_are_refused(arguments, message):
     result = crosscheck(*arguments, backends="Planted")
     assert (result.exit_code, result.stdout) == (2, "") and message in result.stderr
-
-
-# Interrupted -----------------------------------------------------------------------------------------------
-PROGRAM = (
-    "import signal, planted; from crosscheck.cli import main\n"
-    "signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits it ignored\n"
-    "main(obj=planted.REGISTRY)"
-)
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_ended_run_leaves_a_report_that_is_continued(tmp_path, how):
-    """Whatever ends it: a report that is written while it runs is whole at any time."""
-    path = tmp_path / "report.json"
-    typed = ["run", "--backends", "Dawdles", "--filter", CASES, "--json", str(path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *typed], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment,
-    )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    process.send_signal(how)
-    try:
-        _, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    report = report_of(path)
-    made, due = len(report["verdicts"]), 3
-    assert report["outcome"] == "interrupted" and 1 <= made < due
-    assert report["summary"].startswith(f"INTERRUPTED: {made} of {due} verdicts made")
-    if how != signal.SIGKILL:
-        words = f"{made} of {due} verdicts made; --resume {path} keeps them"
-        assert (process.returncode, err) == (130, f"crosscheck: interrupted: {words}\n")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
-    again = crosscheck("--resume", path, "--json", path, backends="Dawdles")
-    assert again.exit_code == 0
-    assert notes(again) == [f"{made} of {due} verdicts kept from {path}; {due - made} were not in it"]
-    assert report_of(path)["outcome"] == "equal" and len(report_of(path)["verdicts"]) == due
-
-
-def test_a_report_folder_has_what_is_continued_while_the_run_goes_on(tmp_path):
-    reports = Reports.of(
-        {"report_folder": tmp_path / "report", "json_path": None, "junit_path": tmp_path / "junit.xml"}
-    )
-    reports.check()
-    reports.write_part(lambda partial: {"made": partial}, 1)
-    assert [path.name for path in tmp_path.rglob("*")] == ["report", "report.json"]
-    assert report_of(tmp_path / "report" / "report.json") == {"made": 1}
-    assert reports.continued_by == f"; --resume {tmp_path / 'report' / 'report.json'} keeps them"
 
 
 def test_a_run_that_is_given_no_ledger_keeps_no_basis():

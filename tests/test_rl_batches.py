@@ -25,7 +25,6 @@ VOCAB, WIDTH = 29, 24
 LENGTH = 20  # of a row: the longest prompt and the longest completion have 8 and 12 tokens
 PROBES = {"prompt": 1, "completion": 8 + 1}  # positions in the first sequence
 
-pytestmark = pytest.mark.xdist_group("rl batches")  # results are kept and shared
 every_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 

@@ -16,8 +16,6 @@ from test_rl_batches import LAYOUTS, SAME_TOKENS, parameters, sequences
 from crosscheck import contract, masked
 from crosscheck.bits import as_numpy, assert_bits_equal
 
-pytestmark = pytest.mark.xdist_group("rl batches")
-
 Array = NDArray[Any]
 two_dtypes = pytest.mark.parametrize("dtype", FLOATS[::2], ids=str)  # bfloat16 and float32
 OF_TOKENS, OF_ALL = ("logprobs", "grad_hidden"), ("loss", "of_each_sequence", "grad_weight", "grad_bias")
@@ -99,3 +97,28 @@ def test_a_sequence_has_the_same_sum_wherever_its_padding_is(framework, layout, 
     order = np.random.default_rng(1).permutation(6) if LAYOUTS[layout].shuffled else np.arange(6)
     assert_bits_equal(actual[order], base)
     assert len(set(base.tolist())) == 6
+
+
+@on_each_device
+@pytest.mark.parametrize("shards", [1, 2, 4, 8])
+@both
+def test_the_loss_does_not_notice_how_the_vocab_is_divided(framework, shards, device):
+    """In one process: the logits of each shard, its largest ones and sums of exponentials, then one log-probability."""
+    dtype, layout = FLOATS[0], "3x4"
+    package, batch, (_, weight, bias) = framework.package, LAYOUTS[layout].batch(dtype), parameters(dtype)
+    members = sequences(LAYOUTS[layout].prompts, LAYOUTS[layout].samples, dtype)
+    targets = np.zeros(batch.token_ids.size, np.int64)
+    targets[batch.places] = np.concatenate([np.roll(member.ids, -1) for member in members])
+    hidden, targets, mask = (
+        placed(framework, x, device)
+        for x in (batch.hidden, targets.reshape(batch.token_ids.shape), batch.completion_mask)
+    )
+    parts = []
+    for index in range(shards):
+        rows = slice(*package.shard_range(len(weight), shards, index))
+        part, offsets = (placed(framework, x[rows], device) for x in (weight, bias))
+        parts.append(package.lm_head_fp32(hidden, part, offsets))
+    logprobs = package.selected_logprob_of_parts(parts, targets)
+    wanted = expected(dtype, LAYOUTS[layout].prompts, LAYOUTS[layout].samples)
+    assert_bits_equal(as_numpy(logprobs).reshape(-1)[batch.places], wanted["logprobs"])
+    assert_bits_equal(package.masked_mean(logprobs, mask), wanted["loss"])

@@ -18,7 +18,7 @@ from crosscheck.cases import Case, default_suite
 from crosscheck.lanes import Hand, Lane
 from crosscheck.process import WorkerDied, WorkerProcess, WorkerTimedOut
 from crosscheck.registry import BACKENDS, FEW, Backend
-from crosscheck.runner import LIVES, BackendMissing, Run, _processes, describe, fair_threads, run
+from crosscheck.runner import LIVES, BackendMissing, Run, _processes, describe, run
 from crosscheck.verdict import Verdict
 
 SMALL = [Case("lm_head", "bf16", (3,), 16, 9, digits) for digits in (2, 3, 4)]
@@ -256,9 +256,11 @@ def test_the_known_backends():
     assert list(BACKENDS) == ["numpy", "torch-cpu", "torch-cuda", "jax-cpu", "jax-gpu"]
 
 
-def test_the_cores_are_shared_fairly(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    assert [fair_threads(n) for n in (0, 1, 3, 5, 100)] == [16, 16, 5, 3, 1]
+def test_of_the_implementations_those_that_the_cases_run_are_told():
+    heads = run([Case("lm_head_fp32", "fp32", (1,), 2, 3)], [planted.backend(planted.Planted)], timeout=60)
+    assert heads.environments["Planted"]["implementations"] == {"lm_head": "planted"}
+    both = run([*SMALL[:1], Case("embedding", "fp32", (1,), 2, 3)], [planted.backend(planted.Planted)], timeout=60)
+    assert set(both.environments["Planted"]["implementations"]) == {"embedding", "lm_head"}
 
 
 def test_settings_reach_the_process_of_the_backend_only(monkeypatch):

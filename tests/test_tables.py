@@ -263,8 +263,8 @@ def test_an_empty_table_in_host_memory_has_no_row(framework):
 NUMBER = "expected a finite number of magnitude 2^-126 and more in float32, or None"
 MISTAKES = {
     "scale": [
-        ("64", TypeError, "scale is a str; expected a number or None"),
-        (True, TypeError, "scale is a bool; expected a number or None"),
+        ("64", TypeError, "scale is of type str; expected a number or None"),
+        (True, TypeError, "scale is of type bool; expected a number or None"),
         (0, ValueError, f"scale is 0; {NUMBER}"),
         (1e39, ValueError, f"scale is 1e+39; {NUMBER}"),
         (1e-40, ValueError, f"scale is 1e-40; {NUMBER}"),

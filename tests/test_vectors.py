@@ -20,9 +20,6 @@ GRADIENTS = [case for case in vector_cases("selected_logprob") if "grad_logprob"
 
 Case = dict[str, Any]
 
-# What is compiled for all cases at once, or reuses compilations, stays in one worker of pytest-xdist.
-one_worker = pytest.mark.xdist_group
-
 
 def operator(case: Case) -> str:
     return "lm_head" if case["out_dtype"] == case["hidden"]["dtype"] else "lm_head_fp32"
@@ -110,7 +107,6 @@ def test_torch_implementation(case, implementation):
     assert_bits_equal(forward(*arrays(TORCH, case), digits=case["digits"]), array(case["expect"]))
 
 
-@one_worker("jax eager")
 @pytest.mark.parametrize("case", LM_HEAD)
 def test_jax_eager(case):
     assert_bits_equal(logits(JAX.package, case, *arrays(JAX, case)), array(case["expect"]))
@@ -131,21 +127,18 @@ def compiled_results(framework: Framework, aligned: bool) -> dict[str, NDArray[A
     return {case["id"]: as_numpy(result) for case, result in zip(CASES, results, strict=True)}
 
 
-@one_worker("compiled")
 @pytest.mark.parametrize("case", LM_HEAD)
 @both
 def test_compiled(framework, case):
     assert_bits_equal(compiled_results(framework, aligned=False)[case["id"]], array(case["expect"]))
 
 
-@one_worker("compiled, aligned")
 @pytest.mark.parametrize("case", LM_HEAD)
 @both
 def test_compiled_with_an_aligned_weight(framework, case):
     assert_bits_equal(compiled_results(framework, aligned=True)[case["id"]], array(case["expect"]))
 
 
-@one_worker("jax eager")  # the batch becomes rows, whose compilation is that of the eager call
 @pytest.mark.parametrize("case", LM_HEAD)
 @both
 def test_vmap_over_rows(framework, case):
