@@ -154,7 +154,7 @@ def _wide_logits(inputs: Inputs, chosen: Array) -> Array:
     """The logits of some rows, float64 [rows, V]."""
     if "logits" in inputs:
         return _flushed(inputs["logits"].reshape(-1, inputs["logits"].shape[-1])[chosen])
-    hidden = inputs["hidden"].reshape(-1, inputs["hidden"].shape[-1])[chosen]
+    hidden = inputs["hidden"].reshape(inputs["target_ids"].size, inputs["hidden"].shape[-1])[chosen]
     with np.errstate(invalid="ignore"):
         logits: Array = _flushed(hidden) @ _flushed(inputs["weight"]).T
         return logits if "bias" not in inputs else logits + _flushed(inputs["bias"])

@@ -134,15 +134,27 @@ class Call:
                 part[name] = part[name][..., index]
         return part
 
-    def permuted(self) -> tuple[Array, Inputs]:
-        """An order of the vocab, and the call with it; what the dtype of the ids cannot name stays in its place."""
+    def permuted(self, *, reverse: bool = False) -> tuple[Array, Inputs]:
+        """An order of the vocab, and the call with it; what the dtype of the ids cannot name stays in its place.
+
+        Ids that are not in the vocab are not there in any order.
+        """
         count = self.vocab
-        if "target_ids" not in self.inputs:
-            order = self.rng.permutation(count)
-            return order, self.with_vocab(order)
-        targets = self.inputs["target_ids"]
-        order = np.concatenate([self.rng.permutation(self._named(targets)), np.arange(self._named(targets), count)])
-        return order, {**self.with_vocab(order), "target_ids": np.argsort(order)[targets].astype(targets.dtype)}
+        moved = self._named(self.inputs["target_ids"]) if "target_ids" in self.inputs else count
+        first = np.arange(moved)[::-1] if reverse else self.rng.permutation(moved)
+        order = np.concatenate([first, np.arange(moved, count)])
+        changed = self.with_vocab(order)
+        if "target_ids" in self.inputs:
+            targets = self.inputs["target_ids"]
+            places = np.argsort(order)[np.where(self.good_ids, targets, 0).astype(np.int64)]
+            changed["target_ids"] = np.where(self.good_ids, places, targets).astype(targets.dtype)
+        return order, changed
+
+    @property
+    def good_ids(self) -> Array:
+        """Which ids are in the vocab."""
+        ids = self.inputs[str(self.ids)]
+        return np.asarray((ids >= 0) & (ids < self.vocab))
 
     def _named(self, ids: Array) -> int:
         """How many ids of the vocab the dtype holds."""

@@ -28,6 +28,7 @@ from crosscheck.cli_cases import (
     matching,
     termination_as_interrupt,
 )
+from crosscheck.cli_types import SECONDS
 from crosscheck.golden_compare import Findings, compare_goldens, verify_golden
 from crosscheck.golden_record import NoAnswer, record
 from crosscheck.golden_write import SAMPLE_ROWS, WHOLE_UP_TO, contract_answers, cpu_features, made_by, write_golden
@@ -121,7 +122,7 @@ def write_command(context: click.Context, folder: Path, **options: Any) -> None:
 @click.option("--mode", help="How to run it; its first mode where not given.")
 @case_options
 @_writes
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True,
+@click.option("--timeout", type=SECONDS, default=120.0, show_default=True,
               help="Seconds for one call.")  # fmt: skip
 @click.pass_context
 @_plainly

@@ -18,6 +18,7 @@ from rich.console import Console
 from crosscheck.candidates import CandidateError, candidate_backends
 from crosscheck.cases import DTYPES
 from crosscheck.cli_cases import Unusable, given_options, termination_as_interrupt
+from crosscheck.cli_types import SECONDS
 from crosscheck.order.report import order_json, print_order
 from crosscheck.order.run import OrderRun, Setting, order_run
 from crosscheck.progress import shown
@@ -72,7 +73,7 @@ class Numbers(click.ParamType):
               help="How many rows the weight has.")  # fmt: skip
 @click.option("--mode", type=click.Choice(["eager", "compile", "jit"]), default="eager", show_default=True,
               help="compile is of torch, jit of jax.")  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True,
+@click.option("--timeout", type=SECONDS, default=120.0, show_default=True,
               help="Seconds for one call; a setting makes some hundred.")  # fmt: skip
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the report.")
 @click.pass_context

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from crosscheck.cli_cases import Unusable
+from crosscheck.cli_types import SECONDS
 from crosscheck.goldens import GoldenError
 from crosscheck.judge import Judged
 from crosscheck.progress import shown
@@ -22,7 +23,7 @@ __all__ = ["RUNNING_OPTIONS", "Running", "read_running", "running_options"]
 
 _PATH = click.Path(path_type=Path)
 _OPTIONS = (
-    click.option("--timeout", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True,
+    click.option("--timeout", type=SECONDS, default=120.0, show_default=True,
                  help="Seconds for one call; a case makes some thirty."),
     click.option("--jobs", type=click.IntRange(1), metavar="N",
                  help="How many processes judge at the same time; one for each backend and mode where not given."),
@@ -32,7 +33,7 @@ _OPTIONS = (
                  help="Keep what still holds of an earlier run's JSON report, also of one that was interrupted."),
     click.option("--reproducers", "reproducers_folder", type=_PATH, metavar="DIR",
                  help="Make the first failure of each kind small, and write its inputs and a script; a new folder."),
-    click.option("--shrink-seconds", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
+    click.option("--shrink-seconds", type=SECONDS, default=60.0, show_default=True,
                  help="How long to make failures smaller, all of them together."),
 )  # fmt: skip
 # What a command that repeats one failure does not need.

@@ -159,7 +159,7 @@ def _table_shard(call: Call, at: slice) -> Inputs:
     """The ids that are in a shard; in place of the others its first row, with zero gradient."""
     start, stop, _ = at.indices(call.vocab)
     rows, narrow = call.rows, call.rows.arrays["token_ids"]
-    ids = narrow.astype(np.uint64).astype(np.int64)
+    ids = np.where(call.good_ids.reshape(-1), narrow, -1).astype(np.int64)
     here = (ids >= start) & (ids < stop)
     grad = np.where(here[:, None], rows.arrays["grad"], np.zeros((), rows.arrays["grad"].dtype))
     changed = rows.but(token_ids=np.where(here, ids - start, 0).astype(narrow.dtype), grad=grad)

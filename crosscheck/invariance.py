@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from crosscheck.calls import Call, Rows
 from crosscheck.cases import Inputs
+from crosscheck.logprob import MAX_VOCAB
 from crosscheck.shards import shard_trials
 from crosscheck.trial import (
     COLUMNS,
@@ -89,6 +90,8 @@ def _position(call: Call) -> Iterator[Attempt]:
             order, shuffled = call.permuted()
             whole = all_of if call.ids else pick((slice(None), order))
             yield Trial("position", "vocab shuffled", (shuffled,), first, whole)
+            if call.ids:  # in each sum over the vocab one order is as good as few
+                yield Trial("position", "vocab reversed", (call.permuted(reverse=True)[1],), first, all_of)
 
 
 def _too_large(call: Call, column: str, name: str) -> NotApplicable:
@@ -142,6 +145,10 @@ def _impossible_ids(call: Call) -> Iterator[Attempt]:
     name = "ids added that cannot occur"
     if "logits" not in call.inputs:
         yield NotApplicable("neighbours", name, "the logits are made in the call")
+    elif call.vocab > MAX_VOCAB - PADDING:
+        yield NotApplicable("neighbours", name, f"the vocab has {call.vocab} ids, and at most {MAX_VOCAB} are allowed")
+    elif (call.inputs["target_ids"] >= call.vocab).any():
+        yield NotApplicable("neighbours", name, "a target is beyond the vocab, and would be an id that is added")
     elif call.large.nbytes > LARGE:
         yield _too_large(call, "neighbours", name)
     else:

@@ -116,7 +116,7 @@ def judge(
         if "token_ids" not in bench.inputs:
             verdict.accuracy = accuracy.measure(result, bench.inputs, case.seed)
         if isinstance(adapter, Candidate):
-            try_bad_ids(bench, result, verdict.checks["bits"], announce)
+            try_bad_ids(bench, result, verdict.checks["bits"], announce, compared=bool(verdict.contract_digest))
             if effort.new_shapes or mode == "eager":
                 announce("the smallest batch")
                 verdict.smallest = smallest_batch(bench, verdict.checks)

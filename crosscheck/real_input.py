@@ -133,7 +133,7 @@ def real_cases(source: RealInput, ops: Sequence[str] = OPS) -> tuple[list[RealCa
         _check_states(states, head, source)
         cases += [_case(op, states, head, source) for op in of_states]
         if "linear_logprob" in ops:
-            notes.append("linear_logprob is that of the id that follows in --token-ids")
+            notes.append(_targets_note(ids, len(head), source))
         if source.hidden is None:
             notes.append("no --hidden: the embedding rows of the ids serve as hidden states")
         if source.lm_head_key == source.embedding_key:
@@ -143,6 +143,14 @@ def real_cases(source: RealInput, ops: Sequence[str] = OPS) -> tuple[list[RealCa
     parts = dict.fromkeys(part_of(case.inputs())[1] for case in cases)
     notes += [f"gradients are judged with {part}" for part in parts if part]
     return cases, notes
+
+
+def _targets_note(ids: Array, vocab: int, source: RealInput) -> str:
+    note = "linear_logprob is that of the id that follows in --token-ids, and in the last row of the first id"
+    if not (ids.reshape(-1)[: source.max_rows] < vocab).all():
+        beyond = f"ids from {vocab} on, which {source.lm_head_key} has not"
+        note += f"; of {beyond}, their remainders modulo {vocab} are taken"
+    return note
 
 
 def _case(op: str, rows: Array, weight: Array, source: RealInput) -> RealCase:

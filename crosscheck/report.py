@@ -23,12 +23,13 @@ CHECKS_LEGEND = (
     "calls; lay(out): strides and offsets; rep(eat): the same call again."
 )
 GRADIENTS_LEGEND = (
-    "grad: the gradients of hidden, weight and bias, or of the table, equal to the contract and under the transforms."
+    "grad: the gradients of hidden, weight and bias, of the table, or of logits, equal to the contract and under the "
+    "transforms."
 )
 CELLS_LEGEND = "A cell: cases passed/judged; -: none could be judged."
 UNANSWERED_LEGEND = "A case without an answer counts in bits alone, as not passed."
 ULP_LEGEND = (
-    "ULP (max, ~mean): how far sampled logits are from the exact sum, not from another backend. The contract rounds, "
+    "ULP (max, ~mean): how far sampled results are from the exact ones, not from another backend. The contract rounds, "
     "so equal bits have an error, too, and it is large where a logit cancels to nearly 0."
 )
 IDS_LEGEND = (
@@ -130,7 +131,10 @@ def summary(run: Run) -> str:
     escaped = sum(not control.caught for control in run.controls)
     if escaped:
         said.append(f"{counted(escaped, 'negative control')} not caught, so this judge is not to be believed")
-    if not any(verdict.outcome == "different" for verdict in run.verdicts):
+    judged = [verdict for verdict in run.verdicts if verdict.status == "judged"]
+    if judged and not any(verdict.compared for verdict in judged):
+        said.append("no result was held against the contract's")
+    elif not any(verdict.outcome == "different" for verdict in run.verdicts):
         compared = any(verdict.checks for verdict in run.verdicts)
         said.append("no bit that was compared differs" if compared else "nothing was compared")
     return f"{run.outcome.upper()}: {'; '.join(said)} {size}"

@@ -62,8 +62,9 @@ class Run:
         if not self.complete:
             return "interrupted"
         outcomes = [verdict.outcome for verdict in self.verdicts if verdict.outcome != NOT_OFFERED]
-        if self.verdicts and not outcomes:
-            outcomes.append("incomplete")  # nothing was judged
+        judged = [verdict for verdict in self.verdicts if verdict.status == "judged"]
+        if (self.verdicts and not outcomes) or (judged and not any(verdict.compared for verdict in judged)):
+            outcomes.append("incomplete")  # nothing was judged, or nothing held against the contract
         return worst([*outcomes, *("failed" for control in self.controls if not control.caught)])
 
 

@@ -63,13 +63,13 @@ def _head(call: Call, name: str, size: int, starts: Sequence[int]) -> Trial[Arra
 
 
 def _table(call: Call, name: str, size: int, starts: Sequence[int]) -> Trial[Array]:
-    """Each shard looks up the ids that it holds, and its first row in place of the others."""
-    ids = call.rows.arrays["token_ids"]
-    wide = ids.astype(np.uint64).astype(np.int64)
+    """Each shard looks up the ids that it holds, and its first row in place of the others. Bad ids are so in each."""
+    ids, good = call.rows.arrays["token_ids"], call.good_ids.reshape(-1)
+    wide = np.where(good, ids, 0).astype(np.int64)
     holders = np.minimum(wide // size, len(starts) - 1)
     calls = []
     for i, start in enumerate(starts):
-        here = np.where(holders == i, wide - start, 0).astype(ids.dtype)
+        here = np.where(good, np.where(holders == i, wide - start, 0), ids).astype(ids.dtype)
         calls.append(call.with_rows(call.rows.but(token_ids=here), weight=call.inputs["weight"][start : start + size]))
     return Trial("chunking", name, tuple(calls), _chosen(holders), all_of)
 

@@ -8,6 +8,7 @@ import os
 __all__ = ["ThreadsError", "fair_threads"]
 
 VARIABLE = "OMP_NUM_THREADS"
+MOST = 2**16
 
 
 class ThreadsError(ValueError):
@@ -23,10 +24,10 @@ def fair_threads(processes: int) -> int:
     asked = os.environ.get(VARIABLE, "").strip()
     if asked:
         first = asked.partition(",")[0].strip()  # OpenMP takes a list, of which the first is that of the outer level
-        if not first.isascii() or not first.isdigit() or int(first) < 1:
+        if not first.isascii() or not first.isdigit() or not 1 <= int(first) <= MOST:
             raise ThreadsError(
-                f"{VARIABLE} is {asked!r}; expected a number of threads from 1 on, or no such variable: then the cores "
-                "are shared among the processes"
+                f"{VARIABLE} is {asked!r}; expected a number of threads from 1 to {MOST}, or no such variable: then "
+                "the cores are shared among the processes"
             )
         return int(first)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

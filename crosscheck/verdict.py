@@ -45,9 +45,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def in_one_line(error: Exception) -> str:
-    """The type of an exception and the first line of its text."""
+    """The type of an exception and the first line of its text, in characters that any terminal and file can take."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {_printable(lines[0])}" if lines else type(error).__name__
+
+
+def _printable(text: str) -> str:
+    """With escapes in place of control characters and of halves of surrogate pairs."""
+    return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,11 @@ class Verdict:
         if self.intolerable or any(failure.difference is not None for failure in failures):
             return "different"
         return "failed" if failures or self.status != "judged" else "equal"
+
+    @property
+    def compared(self) -> bool:
+        """Whether its result was held against the contract's; a candidate that cannot be told the digits has none."""
+        return self.status == "judged" and self.checks["bits"].state != "not applicable"
 
     @property
     def failed(self) -> bool:

@@ -37,7 +37,7 @@ def check_digits(digits: Any) -> int:
     if isinstance(digits, bool) or not isinstance(digits, int):
         raise TypeError(f"digits is of type {type(digits).__name__}; expected the integer 2, 3 or 4")
     if digits not in (2, 3, 4):
-        raise ValueError(f"digits is {digits}; expected 2 (coarse), 3 (the default) or 4 (ground truth)")
+        raise ValueError(f"digits is {digits}; expected 2 (coarse), 3 or 4 (ground truth)")
     return digits
 
 

@@ -154,7 +154,7 @@ def _run_eagerly(
         facts = [
             Fact("token_ids' shape", ids.shape, "shape"), Fact("token_ids' dtype", ids.dtype, "dtype"),
             Fact("weight's dtype", table.dtype, "dtype"), Fact("vocab", whole), Fact("H", table.shape[1]),
-            Fact("padding_idx", padding), Fact("check_ids (1: yes)", check_ids),
+            Fact("padding_idx", padding), Fact("check_ids (1: yes)", bool(check_ids)),
             Fact("token_ids' checksum", checksum(ids) if check_ids else 0, "bits"),
         ]  # fmt: skip
         return (as_int64(ids), table, call), facts

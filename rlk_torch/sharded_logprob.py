@@ -152,7 +152,7 @@ def of_targets(ids: Tensor, vocab: int, check_ids: bool) -> list[Fact]:
     return [
         Fact("vocab", vocab),
         Fact("target_ids' shape", ids.shape, "shape"),
-        Fact("check_ids (1: yes)", check_ids),
+        Fact("check_ids (1: yes)", bool(check_ids)),
         Fact("target_ids' checksum", checksum(ids) if check_ids else 0, "bits"),
     ]
 

@@ -35,3 +35,19 @@ def first_target_for_all(logits, target_ids):
 def linear_of_bf16_logits(hidden, weight, target_ids):
     """The logits are rounded to the states' dtype before they are normalised."""
     return rlk_torch.selected_logprob(rlk_torch.lm_head(hidden, weight), target_ids)
+
+
+def refuses_bad_ids_alone(hidden, weight, target_ids):
+    """No log-probability at all."""
+    ids = target_ids.long()
+    if (ids < 0).any() or (ids >= len(weight)).any():
+        raise IndexError("a bad id")
+    return hidden.detach().float()[..., 0] * 7
+
+
+def in_float64(logits, target_ids):
+    return torch.log_softmax(logits.double(), -1).gather(-1, target_ids.long()[..., None])[..., 0]
+
+
+def more_where_the_first_row_is_larger(hidden, weight, target_ids):
+    return rlk_torch.linear_logprob(hidden, weight, target_ids) + (weight[0].float().sum() > weight[-1].float().sum())

@@ -155,7 +155,7 @@ def check_one_rank_refuses(rank: int, size: int) -> None:
          "weight has dtype int32; expected bfloat16, float16 or float32: convert it first",
          lambda: rlk_torch.sharded_lm_head(hidden, rows.int() if odd else rows, vocab=VOCAB)),
         ("row_parallel_lm_head_fp32", ValueError,
-         "digits is 5; expected 2 (coarse), 3 (the default) or 4 (ground truth)",
+         "digits is 5; expected 2 (coarse), 3 or 4 (ground truth)",
          lambda: rlk_torch.row_parallel_lm_head_fp32(*columns, digits=4 + odd)),
         ("sharded_embedding", IndexError,
          "token_ids[1] is 7; expected 0 <= id < 7, the vocab: check the tokenizer against the table, or mask padding "

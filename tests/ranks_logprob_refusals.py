@@ -65,7 +65,6 @@ def check_calls_that_differ(rank: int, size: int) -> None:
     for what, usual, other, call in (
         ("logits' dtype", "float32", "bfloat16", lambda: of_logits(part.bfloat16() if odd else part)),
         ("vocab", 7, 8, lambda: of_logits(vocab=VOCAB + odd)),
-        ("check_ids (1: yes)", 0, 1, lambda: of_logits(ids=[0, 0], check_ids=odd)),
         ("digits", 4, 3, lambda: of_states(digits=4 - odd)),
         ("budget", 8, 9, lambda: of_states(budget=8 + odd)),
         ("weight's dtype (None: an Aligned)", "float32", "float16",
@@ -78,6 +77,11 @@ def check_calls_that_differ(rank: int, size: int) -> None:
             f"the ranks of a group differ in their calls: {what} is {usual} on ranks 0 and 2, {other} on rank 1; "
             "expected one call on all ranks: pass the same everywhere"
         )
+    said = sentence(lambda: of_logits(check_ids=odd))  # ids that are not read have no checksum
+    assert said.startswith(
+        "the ranks of a group differ in their calls: check_ids (1: yes) is 0 on ranks 0 and 2, 1 on rank 1; target_ids' "
+        "checksum is 0x0000000000000000 on ranks 0 and 2, 0x"
+    ), said
     for call in (of_logits, of_states):
         said = sentence(lambda: call(ids=[0, 6] if odd else ids))  # noqa: B023
         assert said.startswith("the ranks of a group differ in their calls: target_ids' checksum is 0x"), said
@@ -88,7 +92,7 @@ def check_calls_that_differ(rank: int, size: int) -> None:
 def check_rows_that_differ(rank: int, size: int) -> None:
     count = 2 + (rank == 2)
     part = of_columns(drawn(count, VOCAB), rank, size)
-    assert sentence(lambda: rlk_torch.sharded_selected_logprob(part, [0] * count, vocab=VOCAB)) == (
+    assert sentence(lambda: rlk_torch.sharded_selected_logprob(part, [0] * count, vocab=VOCAB, check_ids=False)) == (
         "the ranks of a group differ in their calls: logits' leading shape is (2,) on ranks 0 and 1, (3,) on rank 2; "
         "target_ids' shape is (2,) on ranks 0 and 1, (3,) on rank 2; expected one call on all ranks: pass the same "
         "everywhere"

@@ -1,12 +1,16 @@
 """Candidates for log-probabilities: what stacks do today and what people write is named, and what is right passes."""
 
+from dataclasses import replace
+
 import pytest
 
 from crosscheck.candidate_adapters import JaxCandidate, TorchCandidate
 from crosscheck.candidate_report import sentence
+from crosscheck.candidates import candidate_backends
 from crosscheck.cases import Case
 from crosscheck.controls import CONTROLS, control_cases, looked_at
 from crosscheck.judge import Effort, expected_answer, judge
+from crosscheck.report import summary
 from crosscheck.runner import run
 from crosscheck.verdict import Verdict
 
@@ -72,3 +76,33 @@ def test_rounded_logits_cost_a_log_probability_many_units_in_the_last_place():
 def test_the_planted_controls_of_a_run_are_caught(op):
     found = run(control_cases(op), [control.backend for control in CONTROLS], timeout=60)
     assert [control.caught for control in looked_at(found.verdicts)] == [True, True]
+
+
+def test_what_was_not_compared_is_not_called_equal():
+    """A candidate that takes no digits, on a case of other digits: its refusal of a bad id says nothing of its bits."""
+    (backend,) = candidate_backends(["mine=torch:planted_logprobs:refuses_bad_ids_alone"], "cpu")
+    eager = replace(backend, modes=("eager",), compiling=())
+    found = run([Case("linear_logprob", "fp32", (3,), 8, 9, 3, id_dtype="int64")], [eager], timeout=60)
+    (verdict,) = found.verdicts
+    assert verdict.checks["bits"].state == "not applicable"
+    assert "; not compared with the contract: it takes no digits" in sentence([verdict])
+    assert found.outcome == "incomplete"
+    assert summary(found).startswith("INCOMPLETE: no result was held against the contract's (1 case")
+
+
+def test_a_result_in_float64_is_named():
+    verdict = judged("torch", "planted_logprobs:in_float64", LOGITS)
+    assert verdict.outcome == "different"
+    assert sentence([verdict]).startswith("returns another dtype: dtype is float64; expected float32")
+
+
+def test_a_sum_that_favours_one_end_of_the_vocab_depends_on_it():
+    verdict = judged("torch", "planted_logprobs:more_where_the_first_row_is_larger", LINEAR)
+    assert sentence([verdict]).startswith("depends on the rest of the vocab: vocab ")
+
+
+def test_a_width_of_zero_has_a_verdict():
+    verdict = judged(
+        "torch", "rlk_torch:linear_logprob", Case("linear_logprob", "fp32", (2,), 0, 3, 4, id_dtype="int32")
+    )
+    assert verdict.outcome == "equal"

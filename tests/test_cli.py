@@ -18,7 +18,7 @@ from crosscheck.cases import default_suite, full_suite
 from crosscheck.cli import main
 from crosscheck.report_json import SCHEMA
 from crosscheck.runner import Run
-from crosscheck.verdict import Verdict
+from crosscheck.verdict import Verdict, in_one_line
 
 CASE = "lm_head-bf16-N3-K100-V33-d3-bias"
 
@@ -294,3 +294,18 @@ def test_an_interrupt_is_130_and_leaves_neither_process_nor_file(tmp_path, how):
         os.kill(int(pid_file.read_text()), 0)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["outcome"] == "interrupted"
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300", "0", "-1"])
+def test_a_time_limit_that_cannot_be_waited_for_is_refused(seconds):
+    result = CliRunner().invoke(main, ["run", "--timeout", seconds, "--list"])
+    assert result.exit_code == 2
+    assert (
+        f"Error: Invalid value for '--timeout': {float(seconds)} is not in the range 0<x<=1000000.0." in result.stderr
+    )
+
+
+def test_what_an_exception_says_is_shown_without_control_characters():
+    assert (
+        in_one_line(RuntimeError("bad \ud800 \x1b[31m\x01 \u00fc")) == "RuntimeError: bad \\ud800 \\x1b[31m\\x01 \u00fc"
+    )

@@ -92,11 +92,11 @@ _LM_HEAD = [
 _DIGITS = [
     Mistake(
         "digits 1", lambda p, a: p.lm_head(a(H), a(W), digits=1), ValueError,
-        "digits is 1; expected 2 (coarse), 3 (the default) or 4 (ground truth)",
+        "digits is 1; expected 2 (coarse), 3 or 4 (ground truth)",
     ),
     Mistake(
         "digits 5", lambda p, a: p.lm_head_fp32(a(H), a(W), digits=5), ValueError,
-        "digits is 5; expected 2 (coarse), 3 (the default) or 4 (ground truth)",
+        "digits is 5; expected 2 (coarse), 3 or 4 (ground truth)",
     ),
     Mistake(
         "digits 3.0", lambda p, a: p.lm_head(a(H), a(W), digits=3.0), TypeError,
@@ -135,7 +135,7 @@ _ALIGN_AND_EMBEDDING = [
     ),
     Mistake(
         "align with 6 digits", lambda p, a: p.align(a(W), 6), ValueError,
-        "digits is 6; expected 2 (coarse), 3 (the default) or 4 (ground truth)",
+        "digits is 6; expected 2 (coarse), 3 or 4 (ground truth)",
     ),
     Mistake(
         "table is a list", lambda p, a: p.embedding([0], [[1.0]]), TypeError,

@@ -190,3 +190,28 @@ def test_a_target_that_stays_behind_its_row_fails():
     assert {"population", "position", "neighbours", "padding", "chunking"} <= failed_columns(
         first_targets, LOGITS.inputs()
     )
+
+
+@pytest.mark.parametrize("bad", [-1, -100, 20, 25])
+@pytest.mark.parametrize("case", [IDS, LOGITS, LINEAR], ids=lambda case: case.op)
+def test_an_id_that_is_not_in_the_vocab_is_so_under_every_transform(case, bad):
+    """A function that gives such rows NaN, as `check_ids=False` does, passes."""
+    inputs = case.inputs()
+    name = "token_ids" if case is IDS else "target_ids"
+    inputs[name] = inputs[name].astype(np.int64)
+    inputs[name].reshape(-1)[1] = bad
+
+    def unread(call: Inputs) -> np.ndarray[Any, Any]:
+        vocab = call["logits"].shape[-1] if "logits" in call else len(call["weight"])
+        good = (call[name] >= 0) & (call[name] < vocab)
+        found = rowwise({**call, name: np.where(good, call[name], 0)})
+        mask = good if case is not IDS else good[..., None]
+        return np.where(mask, found.view(f"u{found.itemsize}"), 0).view(found.dtype)
+
+    assert failed_columns(unread, inputs) == set()
+
+
+def test_a_vocab_of_the_largest_size_gets_no_ids_added():
+    largest = Case("selected_logprob", "fp16", (2,), 0, 2**18, id_dtype="int32").inputs()
+    left_out = {t.name: t.reason for t in trials(largest, 0, shards=()) if isinstance(t, NotApplicable)}
+    assert left_out["ids added that cannot occur"] == "the vocab has 262144 ids, and at most 262144 are allowed"

@@ -75,7 +75,7 @@ MISTAKES = {
     ),
     "five digits": (
         lambda p, a: p.LMHead(a(np.ones((2, 3), np.float32)), digits=5), ValueError,
-        "digits is 5; expected 2 (coarse), 3 (the default) or 4 (ground truth)",
+        "digits is 5; expected 2 (coarse), 3 or 4 (ground truth)",
     ),
     "integers": (
         lambda p, a: p.LMHead(a(np.ones((2, 3), np.int8))), TypeError,

@@ -17,7 +17,8 @@ from crosscheck.checkpoint import CheckpointError
 from crosscheck.cli import main
 from crosscheck.real_input import RealCase, RealInput, real_cases
 
-TARGETS = "linear_logprob is that of the id that follows in --token-ids"
+FOLLOWING = "linear_logprob is that of the id that follows in --token-ids, and in the last row of the first id"
+TARGETS = f"{FOLLOWING}; of ids from 10 on, which %s has not, their remainders modulo 10 are taken"
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_each_operator_becomes_a_case(model):
         "lm_head_fp32-bf16xfp32-N6-K8-V10-checkpoint",
         "linear_logprob-bf16xfp32-N6-K8-V10-checkpoint",
     ]
-    assert notes == [TARGETS, "no --hidden: the embedding rows of the ids serve as hidden states"]
+    assert notes == [TARGETS % "head", "no --hidden: the embedding rows of the ids serve as hidden states"]
     assert cases[4].inputs()["target_ids"].tolist() == [1, 9, 0, 3, 2, 3]  # 19 is beyond the vocab of the LM head
     assert cases[0].inputs()["token_ids"].shape == (2, 3)
     table = source(model).table()
@@ -85,7 +86,7 @@ def test_hidden_states_from_a_file_and_rows_cut_off(model):
     cases, notes = real_cases(given)
     assert [case.id for case in cases][2] == "lm_head-fp32-N4-K12-V10-checkpoint"
     assert cases[0].inputs()["token_ids"].tolist() == [3, 1, 19, 0]
-    assert notes == ["the first 4 of 6 ids are used (--max-rows)", TARGETS]
+    assert notes == ["the first 4 of 6 ids are used (--max-rows)", TARGETS % "wide_head"]
 
 
 def test_one_id_is_no_plural(model):
@@ -161,7 +162,7 @@ def test_a_good_checkpoint_is_judged_and_the_columns_are_the_same(model):
     result = crosscheck(model)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == f"note: {TARGETS}"
+    assert lines[0] == f"note: {TARGETS % 'head'}"
     assert lines[1] == "note: no --hidden: the embedding rows of the ids serve as hidden states"
     assert sum(line.startswith(" Planted eager") for line in lines) == 5
     assert lines[-1].startswith("EQUAL: every bit is the contract's, under every transform (5 cases")

@@ -59,12 +59,12 @@ def test_every_command_keeps_the_rule(command, shared, tmp_path, monkeypatch):
     assert threads_of(command, tmp_path / "one") == {3}
 
 
-@pytest.mark.parametrize("said", ["0", "-1", "many", "1.5", ",2"])
+@pytest.mark.parametrize("said", ["0", "-1", "many", "1.5", ",2", "99999999999"])
 def test_a_number_that_cannot_be_read_is_refused(monkeypatch, said, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", said)
     text = (
-        f"OMP_NUM_THREADS is {said!r}; expected a number of threads from 1 on, or no such variable: then the cores are "
-        "shared among the processes"
+        f"OMP_NUM_THREADS is {said!r}; expected a number of threads from 1 to 65536, or no such variable: then the "
+        "cores are shared among the processes"
     )
     with pytest.raises(ThreadsError) as refused:
         fair_threads(1)
