@@ -79,8 +79,8 @@ def check_calls_that_differ(rank: int, size: int) -> None:
         )
     said = sentence(lambda: of_logits(check_ids=odd))  # ids that are not read have no checksum
     assert said.startswith(
-        "the ranks of a group differ in their calls: check_ids (1: yes) is 0 on ranks 0 and 2, 1 on rank 1; target_ids' "
-        "checksum is 0x0000000000000000 on ranks 0 and 2, 0x"
+        "the ranks of a group differ in their calls: check_ids (1: yes) is 0 on ranks 0 and 2, 1 on rank 1; "
+        "target_ids' checksum is 0x0000000000000000 on ranks 0 and 2, 0x"
     ), said
     for call in (of_logits, of_states):
         said = sentence(lambda: call(ids=[0, 6] if odd else ids))  # noqa: B023
