@@ -84,6 +84,9 @@ for command in (*GOLDEN_COMMANDS, order_command):
 @case_options
 @report_options
 @running_options
+@click.option(
+    "--mode", type=click.Choice(["eager", "compiled"]), help="Judge eager code alone, or compiled code alone."
+)
 @click.option("--verbose", is_flag=True, help="Show every failure and every trial that failed.")
 @click.pass_context
 def run_command(context: click.Context, backends: str, **options: Any) -> None:
@@ -100,6 +103,7 @@ def run_command(context: click.Context, backends: str, **options: Any) -> None:
         candidates = _candidates(options, given, known)
         running = read_running(options, given)
         chosen = [] if candidates and "backends" not in given else _backends(backends, known)
+        everything = _in_mode([*chosen, *candidates.backends], options["mode"])
         unused = [option for name, option in REPORT_OPTIONS.items() if name in given]
         if unused and "list_only" in given:
             raise Unusable(f"--list judges nothing, so there is no report for {unused[0]}; expected one of the two")
@@ -118,7 +122,6 @@ def run_command(context: click.Context, backends: str, **options: Any) -> None:
             return as_json(result, cases, context.meta["typed"], notes, repeating)
 
         with termination_as_interrupt():
-            everything = [*chosen, *candidates.backends]
             result, kept = running.judge(cases, everything, lambda partial: reports.write_part(report_of, partial))
             candidates.finish(result, options["timeout"])
             problem = running.reproduce(result, cases, everything)
@@ -163,6 +166,15 @@ def _backends(names: str, known: Mapping[str, Backend]) -> list[Backend]:
         what = f"no backend {', '.join(map(repr, unknown))}" if unknown else "no backend is named"
         raise Unusable(f"{what}; the known ones are {', '.join(known)}")
     return [known[name] for name in wanted]
+
+
+def _in_mode(backends: Sequence[Backend], mode: str | None) -> list[Backend]:
+    if mode is None:
+        return list(backends)
+    without = [backend.name for backend in backends if not backend.only(mode).modes]
+    if without:
+        raise Unusable(f"--mode {mode}: {', '.join(without)} {'has' if len(without) == 1 else 'have'} no such mode")
+    return [backend.only(mode) for backend in backends]
 
 
 def _repeating(context: click.Context, given: Mapping[str, click.Option]) -> list[str]:

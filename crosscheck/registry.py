@@ -1,7 +1,7 @@
 """The backends that users can name, and how the process of each is set up."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["BACKENDS", "FEW", "Backend"]
 
@@ -45,6 +45,11 @@ class Backend:
     def is_thorough(self, mode: str, seed: int) -> bool:
         """Whether a mode tries all transforms of a thorough case: where all modes compile, they take turns."""
         return len(self.compiling) < len(self.modes) or self.modes[(seed >> 29) % len(self.modes)] == mode
+
+    def only(self, which: str) -> "Backend":
+        """With its eager mode alone, or with those alone that compile: "eager" or "compiled"."""
+        modes = tuple(mode for mode in self.modes if (mode == "eager") == (which == "eager"))
+        return replace(self, modes=modes, compiling=tuple(mode for mode in self.compiling if mode in modes))
 
     def environment(self, threads: int) -> dict[str, str]:
         """Variables that libraries read when they start; NPROC is XLA's."""

@@ -169,7 +169,8 @@ class Verdict:
     @property
     def compared(self) -> bool:
         """Whether its result was held against the contract's; a candidate that cannot be told the digits has none."""
-        return self.status == "judged" and self.checks["bits"].state != "not applicable"
+        bits = self.checks.get("bits")
+        return self.status == "judged" and (bits is None or bits.state != "not applicable")
 
     @property
     def failed(self) -> bool:

@@ -164,3 +164,11 @@ def _int32(token_ids: Array, vocab: int) -> Array:
     if vocab <= jnp.iinfo(token_ids.dtype).max:  # else every id of this dtype is below the vocab
         good &= token_ids < vocab
     return jnp.where(good, token_ids, jnp.zeros_like(token_ids)).astype(jnp.int32) - (~good).astype(jnp.int32)
+
+
+def check_parts(name: str, parts: Any) -> None:
+    """An array, too, has a length, and could be taken for as many parts as it has rows."""
+    if hasattr(parts, "shape"):
+        raise TypeError(
+            f"{name} is an array of shape {tuple(parts.shape)}; expected a list of arrays: pass [{name}] for one part"
+        )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from rlk_jax.checks import as_token_ids, check_floats, check_same_device, dtype_name
+from rlk_jax.checks import as_token_ids, check_floats, check_parts, check_same_device, dtype_name
 from rlk_jax.differentiable import Term, differentiable
 from rlk_jax.floats import INFINITY, MINUS_INFINITY, QUIET_NAN, bits_of, magnitude, widened
 from rlk_jax.logprob import (
@@ -54,6 +54,7 @@ def selected_logprob_of_parts(
         >>> selected_logprob_of_parts([jnp.array([[0.0], [1.0]]), jnp.array([[0.0], [-jnp.inf]])], [1, 0]).tolist()
         [-0.6931471824645996, 0.0]
     """
+    check_parts("logits_parts", logits_parts)
     if not len(logits_parts):
         raise ValueError("logits_parts has 0 parts; expected at least 1")
     first = logits_parts[0]

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from rlk_jax.alignment import Aligned, align_at, largest, padded
-from rlk_jax.checks import dtype_name
+from rlk_jax.checks import check_parts, dtype_name
 from rlk_jax.differentiable import Term, differentiable
 from rlk_jax.floats import part
 from rlk_jax.lm_head import as_arrays, default_digits, in_tiles
@@ -94,6 +94,8 @@ def _run(
     digits: int,
     dtype: Any,
 ) -> Array:
+    check_parts("hidden_parts", hidden_parts)
+    check_parts("weight_parts", weight_parts)
     if len(hidden_parts) != len(weight_parts) or not len(hidden_parts):
         raise ValueError(
             f"hidden_parts has {len(hidden_parts)} parts and weight_parts {len(weight_parts)}; expected the same "

@@ -164,3 +164,11 @@ def raise_bad_id(token_ids: Tensor, vocab: int, bad: Tensor, name: str = "token_
     """IndexError that names the first bad id, its position and the vocab."""
     position = tuple(int(i) for i in bad.nonzero()[0])
     raise IndexError(bad_id(position, token_ids[position].item(), vocab, name))
+
+
+def check_parts(name: str, parts: Any) -> None:
+    """An array, too, has a length, and could be taken for as many parts as it has rows."""
+    if hasattr(parts, "shape"):
+        raise TypeError(
+            f"{name} is an array of shape {tuple(parts.shape)}; expected a list of arrays: pass [{name}] for one part"
+        )

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlk_torch.checks import as_int64, as_token_ids, check_floats, check_same_device, dtype_name, raise_bad_id
+from rlk_torch.checks import (
+    as_int64,
+    as_token_ids,
+    check_floats,
+    check_parts,
+    check_same_device,
+    dtype_name,
+    raise_bad_id,
+)
 from rlk_torch.differentiable import left_to_eager_code, no_forward_mode, no_second_derivative
 from rlk_torch.floats import INFINITY, QUIET_NAN
 from rlk_torch.logprob import check_one_a_row, check_vocab, finished, largest_logits, part_gradient, total_of
@@ -106,6 +114,7 @@ class _Call:
 
 def _run_parts_eagerly(logits_parts: Sequence[Tensor], target_ids: Any, check_ids: bool) -> Tensor:
     refuse_vmap("selected_logprob_of_parts")
+    check_parts("logits_parts", logits_parts)
     if not len(logits_parts):
         raise ValueError("logits_parts has 0 parts; expected at least 1")
     first = logits_parts[0]

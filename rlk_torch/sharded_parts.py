@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlk_torch.alignment import Aligned, Vectors, exponents, largest, padded, planes_at
-from rlk_torch.checks import check_same_device, dtype_name
+from rlk_torch.checks import check_parts, check_same_device, dtype_name
 from rlk_torch.differentiable import left_to_eager_code, no_forward_mode
 from rlk_torch.lm_head import check_call, default_digits, fill
 from rlk_torch.lm_head_grad import bias_gradient, hidden_gradient, weight_gradient
@@ -92,6 +92,8 @@ def _run_eagerly(
     dtype: torch.dtype,
 ) -> Tensor:
     refuse_vmap(name)
+    check_parts("hidden_parts", hidden_parts)
+    check_parts("weight_parts", weight_parts)
     if len(hidden_parts) != len(weight_parts) or not len(hidden_parts):
         raise ValueError(
             f"hidden_parts has {len(hidden_parts)} parts and weight_parts {len(weight_parts)}; expected the same "

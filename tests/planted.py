@@ -274,6 +274,14 @@ class Waits(Planted):
         return result
 
 
+class Dawdles(Planted):
+    """Slow, and a time limit for all of its calls together would end it."""
+
+    def spoil(self, result, inputs):
+        time.sleep(0.1)
+        return result
+
+
 class Notes(Planted):
     """Writes down each call: its process, begin and end."""
 

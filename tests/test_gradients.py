@@ -253,7 +253,7 @@ def test_a_padding_idx_that_is_no_row_is_refused(framework, op):
     for given_, shown in NOT_AN_INTEGER:
         with pytest.raises(TypeError) as raised:
             framework.run(op, IDS, TABLE, padding_idx=given_)
-        assert str(raised.value) == f"padding_idx is a {shown}; expected an integer or None"
+        assert str(raised.value) == f"padding_idx is of type {shown}; expected an integer or None"
 
 
 @in_every_way

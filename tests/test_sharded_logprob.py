@@ -179,3 +179,19 @@ def test_what_ranks_are_told_that_differ():
 
 def test_meshes_get_the_bits_of_the_whole():
     assert run_on_meshes("mesh_logprob") == {}
+
+
+@both
+def test_an_array_in_place_of_a_list_of_parts_is_refused(framework):
+    """Its rows would be taken for parts."""
+    package, x = framework.package, framework.array(np.zeros((2, 3), np.float32))
+    for call, name in (
+        (lambda: package.selected_logprob_of_parts(x, [0, 0]), "logits_parts"),
+        (lambda: package.lm_head_of_parts(x, [x, x]), "hidden_parts"),
+        (lambda: package.lm_head_of_parts_fp32([x, x], x), "weight_parts"),
+    ):
+        with pytest.raises(TypeError) as refused:
+            call()
+        assert str(refused.value) == (
+            f"{name} is an array of shape (2, 3); expected a list of arrays: pass [{name}] for one part"
+        )
