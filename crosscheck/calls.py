@@ -5,7 +5,7 @@ The *rows* of a call are the rows of hidden [..., K] or logits [..., V], or the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -67,10 +67,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Call:
-    """Inputs, and the generator that draws what replaces them. Changes give new inputs."""
+    """Inputs, and the generator that draws what replaces them, where something does. Changes give new inputs."""
 
     inputs: Inputs
-    rng: np.random.Generator
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     @property
     def axis(self) -> str:

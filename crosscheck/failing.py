@@ -18,7 +18,7 @@ from crosscheck.gradients import Gradients, contract_gradients
 from crosscheck.invariance import Trial, trials
 from crosscheck.judge_candidate import BAD_ID, BATCH, VOCAB, nature, of_nan_alone
 from crosscheck.judge_gradient import ITSELF, GradientScope
-from crosscheck.operators import BY_ROW, as_rows, result_shape
+from crosscheck.operators import as_rows, gradients_as_rows, result_shape
 from crosscheck.rounding import quiet_nan
 from crosscheck.verdict import Failure, Verdict, in_one_line
 from crosscheck.ways import Way, way_of
@@ -171,7 +171,7 @@ def _alike(name: str, other: str) -> bool:
 
 def bad_id(failing: Failing, inputs: Inputs) -> int:
     """The id that is not in the vocab, which is another where the vocab is smaller."""
-    return -1 if failing.trial.endswith("-1") else Call(inputs, np.random.default_rng(0)).vocab
+    return -1 if failing.trial.endswith("-1") else Call(inputs).vocab
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ class Retrial:
         return self.failing.kind.startswith("bits") and bool(nature(result, expected)) == self.failing.special
 
     def _bad_id_fails(self, bench: Bench, inputs: Inputs) -> bool:
-        call = Call(inputs, np.random.default_rng(0))
+        call = Call(inputs)
         bad = call.with_bad_id(bad_id(self.failing, inputs))
         found = as_rows(bench.run(bench.arguments(bad)), inputs)[-1]
         return self._alike(compare(found, np.full_like(found, quiet_nan(found.dtype).view(found.dtype))))
@@ -283,12 +283,7 @@ class Retrial:
         if failing.error:
             return self._raises(lambda: self._gradients_of(scope, trial))
         found = trial.join(self._gradients_of(scope, trial))
-        return self._alike(compare(found[name], trial.expected(_rows_of(base))[name]))
+        return self._alike(compare(found[name], trial.expected(gradients_as_rows(base))[name]))
 
     def _gradients_of(self, scope: GradientScope, trial: Trial[Gradients]) -> list[Gradients]:
-        return [_rows_of(scope.gradients(scope.arguments(call, trial.layout))) for call in trial.calls]
-
-
-def _rows_of(found: Gradients) -> Gradients:
-    """Those of hidden states and logits as [rows, K] and [rows, V]."""
-    return {name: as_rows(array, ()) if name in BY_ROW else array for name, array in found.items()}
+        return [gradients_as_rows(scope.gradients(scope.arguments(call, trial.layout))) for call in trial.calls]

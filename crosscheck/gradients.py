@@ -102,7 +102,7 @@ def part_of(inputs: Inputs) -> tuple[Inputs, str]:
         taken = "the ids name" if ids.size <= most else f"the first {most} ids name"
         part = {"token_ids": renumbered.reshape(first.shape).astype(ids.dtype), "weight": weight[named.astype(int)]}
         return part, f"a table of the {len(named)} of its {len(weight)} rows that {taken}"
-    call = Call(inputs, np.random.default_rng(0))
+    call = Call(inputs)
     part = {name: array[:most] for name, array in inputs.items() if name in ("weight", "bias")}
     said = f"the first {most} of {len(weight)} rows of the LM head"
     if (count := len(call.rows)) > MOST_ROWS:
@@ -119,5 +119,5 @@ def _some_logits(inputs: Inputs) -> tuple[Inputs, str]:
     logits = inputs["logits"]
     if logits.size <= WHOLE:
         return inputs, ""
-    call, most = Call(inputs, np.random.default_rng(0)), max(1, WHOLE // logits.shape[-1])
+    call, most = Call(inputs), max(1, WHOLE // logits.shape[-1])
     return call.with_rows(call.rows[:most]), f"the first {most} of {len(call.rows)} rows of logits"

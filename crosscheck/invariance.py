@@ -20,7 +20,6 @@ from crosscheck.shards import shard_trials
 from crosscheck.trial import (
     COLUMNS,
     LARGE,
-    LAYOUTS,
     PADDING,
     SHARDS,
     Attempt,
@@ -33,7 +32,7 @@ from crosscheck.trial import (
     pick,
 )
 
-__all__ = ["COLUMNS", "LARGE", "LAYOUTS", "PADDING", "SHARDS", "Attempt", "NotApplicable", "Trial", "trials"]
+__all__ = ["COLUMNS", "LARGE", "PADDING", "SHARDS", "Attempt", "NotApplicable", "Trial", "trials"]
 
 Array = NDArray[Any]
 

@@ -56,7 +56,7 @@ def try_bad_ids(bench: Bench, result: Array, check: Check, announce: Callable[[s
 
     compared: the result itself was; else that a bad id is refused is no sign of the contract's bits.
     """
-    call = Call(bench.inputs, np.random.default_rng(0))
+    call = Call(bench.inputs)
     if call.ids is None:
         return
     ids = call.rows.arrays[call.ids]
@@ -89,7 +89,7 @@ def smallest_batch(bench: Bench, checks: Mapping[str, Check]) -> dict[str, Any] 
     broke = next(_broken(checks), None)
     if broke is None:
         return None
-    call = Call(bench.inputs, np.random.default_rng(0))
+    call = Call(bench.inputs)
     return {"transform": broke, "rows": fewest(len(call.rows), lambda rows: _shows(bench, call, broke, rows))}
 
 

@@ -12,7 +12,7 @@ from crosscheck.candidate_adapters import Candidate
 from crosscheck.cases import Inputs
 from crosscheck.gradient_invariance import BAD_IDS, gradient_trials, work
 from crosscheck.gradients import Gradients, contract_gradients, part_of, upstream, wanted
-from crosscheck.operators import BY_ROW, as_rows
+from crosscheck.operators import gradients_as_rows
 from crosscheck.spread import enter_compared
 from crosscheck.trial import NotApplicable, Trial
 from crosscheck.verdict import NOT_OFFERED, Check, NotOffered, in_one_line
@@ -100,7 +100,7 @@ def judge_gradients(
     if any(not _alike(array, expected[name]) for name, array in found.items()):
         check.leave_out("transforms", "a gradient has another shape or dtype")
         return
-    base = _as_rows(found)
+    base = gradients_as_rows(found)
     free = new_shapes == "all" or (new_shapes == "small" and work(call) <= SMALL)
     for attempt in gradient_trials(call, seed):
         if isinstance(attempt, NotApplicable):
@@ -133,7 +133,7 @@ def _enter_trial(scope: GradientScope, trial: Trial[Gradients], base: Gradients,
                 shaped = np.broadcast_to(np.zeros((), inputs[name].dtype), inputs[name].shape)
                 check.enter(f"{trial.name}, gradient of {name}", compare(array, shaped))
                 return
-        results.append(_as_rows(found))
+        results.append(gradients_as_rows(found))
     expected = trial.expected(base)
     found = trial.join(results)
     differences = {name: compare(found[name], expected[name]) for name in expected}
@@ -146,8 +146,3 @@ def _enter_trial(scope: GradientScope, trial: Trial[Gradients], base: Gradients,
 
 def _alike(array: Array, other: Array) -> bool:
     return array.shape == other.shape and array.dtype == other.dtype
-
-
-def _as_rows(found: Gradients) -> Gradients:
-    """Those of hidden states and logits as [rows, K] and [rows, V]."""
-    return {name: as_rows(array, ()) if name in BY_ROW else array for name, array in found.items()}

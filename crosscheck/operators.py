@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BY_ROW", "CALLS", "IDS", "as_rows", "leading", "positional", "result_shape", "row_axes", "wanted"]
+__all__ = [
+    "BY_ROW",
+    "CALLS",
+    "IDS",
+    "as_rows",
+    "gradients_as_rows",
+    "leading",
+    "positional",
+    "result_shape",
+    "row_axes",
+    "wanted",
+]
 
 Array = NDArray[Any]
 
@@ -55,6 +66,11 @@ def result_shape(inputs: Mapping[str, Array]) -> tuple[int, ...]:
     if "token_ids" in inputs:
         return (*inputs["token_ids"].shape, inputs["weight"].shape[1])
     return (*inputs["hidden"].shape[:-1], inputs["weight"].shape[0])
+
+
+def gradients_as_rows(found: Mapping[str, Array]) -> dict[str, Array]:
+    """Gradients by name, those of hidden states and logits as [rows, K] and [rows, V]."""
+    return {name: as_rows(array, ()) if name in BY_ROW else array for name, array in found.items()}
 
 
 def as_rows(result: Array, inputs: Container[str]) -> Array:

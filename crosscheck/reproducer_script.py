@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from crosscheck.calls import Call
 from crosscheck.candidate_adapters import LAST
 from crosscheck.cases import Inputs
@@ -229,7 +227,7 @@ class _Text:
             yield f'assert_bits_equal(actual, {CALL}["outputs.{what}"], context="{who} and the contract")'
 
     def _bad_id(self) -> Iterator[str]:
-        call = Call(self.inputs, np.random.default_rng(0))
+        call = Call(self.inputs)
         bad, ids = bad_id(self.failing, self.inputs), f'{CALL}["inputs.{call.ids}"]'
         if self.torch:
             yield f"{ids} = {ids}.flatten()"

@@ -135,12 +135,12 @@ class _Search:
     def structure(self) -> None:
         if "bias" in self.inputs:
             self.attempt({name: x for name, x in self.inputs.items() if name != "bias"})
-        if len(_call(self.inputs).shape) != 1:
+        if len(Call(self.inputs).shape) != 1:
             self.attempt(_take_rows(self.inputs, range(_rows(self.inputs))))
         axes: list[tuple[Callable[[Inputs], int], Part, int]] = [(_rows, _take_rows, 1)]
         if "weight" in self.inputs:
             axes.append((_width, _take_width, 1))
-        axes.append((_spare, _take_spare, 0) if _call(self.inputs).ids else (_vocab, _take_vocab, 1))
+        axes.append((_spare, _take_spare, 0) if Call(self.inputs).ids else (_vocab, _take_vocab, 1))
         for length, take, least in sorted(axes, key=lambda axis: -axis[0](self.inputs)):
             self.narrow(length, take, least)
 
@@ -202,16 +202,12 @@ def _differs(x: Array, other: Array) -> Array:
 
 
 # Structure ---------------------------------------------------------------------------------------------
-def _call(inputs: Inputs) -> Call:
-    return Call(inputs, np.random.default_rng(0))
-
-
 def _rows(inputs: Inputs) -> int:
-    return len(_call(inputs).rows)
+    return len(Call(inputs).rows)
 
 
 def _vocab(inputs: Inputs) -> int:
-    return _call(inputs).vocab
+    return Call(inputs).vocab
 
 
 def _width(inputs: Inputs) -> int:
@@ -224,24 +220,24 @@ def _spare(inputs: Inputs) -> int:
 
 
 def _unnamed(inputs: Inputs) -> Array:
-    return np.setdiff1d(np.arange(_vocab(inputs)), inputs[str(_call(inputs).ids)])
+    return np.setdiff1d(np.arange(_vocab(inputs)), inputs[str(Call(inputs).ids)])
 
 
 def _take_rows(inputs: Inputs, kept: Sequence[int]) -> Inputs:
     """Some rows, with one leading axis."""
-    return {**inputs, **_call(inputs).rows[list(kept)].arrays}
+    return {**inputs, **Call(inputs).rows[list(kept)].arrays}
 
 
 def _take_vocab(inputs: Inputs, kept: Sequence[int]) -> Inputs:
-    return _call(inputs).with_vocab(list(kept))
+    return Call(inputs).with_vocab(list(kept))
 
 
 def _take_spare(inputs: Inputs, kept: Sequence[int]) -> Inputs:
     """The part of the vocab that ids name, and of the rest some; ids are numbered anew."""
-    name = str(_call(inputs).ids)
+    name = str(Call(inputs).ids)
     ids = inputs[name]
     left = np.sort(np.concatenate([np.unique(ids).astype(np.int64), _unnamed(inputs)[list(kept)]]))
-    some = {**inputs, "weight": inputs["weight"][left]} if name == "token_ids" else _call(inputs).with_vocab(left)
+    some = {**inputs, "weight": inputs["weight"][left]} if name == "token_ids" else Call(inputs).with_vocab(left)
     return {**some, name: np.searchsorted(left, ids).astype(ids.dtype)}
 
 

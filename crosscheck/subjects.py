@@ -188,7 +188,7 @@ class Operator(Subject):
 
     @property
     def _call(self) -> Call:
-        return Call(self.inputs, np.random.default_rng(0))
+        return Call(self.inputs)
 
     @property
     def count(self) -> int:

@@ -172,3 +172,8 @@ def check_parts(name: str, parts: Any) -> None:
         raise TypeError(
             f"{name} is an array of shape {tuple(parts.shape)}; expected a list of arrays: pass [{name}] for one part"
         )
+
+
+def outside(ids: Tensor, vocab: int) -> Tensor:
+    """Which ids are not in the vocab."""
+    return (ids < 0) | (ids >= vocab)

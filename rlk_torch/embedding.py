@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlk_torch.checks import as_int64, as_padding_idx, as_token_ids, check_floats, raise_bad_id
+from rlk_torch.checks import as_int64, as_padding_idx, as_token_ids, check_floats, outside, raise_bad_id
 from rlk_torch.devices import has_triton
 from rlk_torch.differentiable import differentiable, member
 from rlk_torch.embedding_grad import table_gradient
@@ -112,7 +112,7 @@ def _embedding(
     triton = (implementation or default_implementation(weight.device)) == "triton"
     if check_ids or not triton:
         ids = as_int64(token_ids)
-        bad = (ids < 0) | (ids >= weight.shape[0])
+        bad = outside(ids, weight.shape[0])
         if check_ids and bad.any():
             raise_bad_id(token_ids, weight.shape[0], bad)
     if triton:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlk_torch.checks import as_int64, as_token_ids, raise_bad_id
+from rlk_torch.checks import as_int64, as_token_ids, outside, raise_bad_id
 from rlk_torch.devices import has_triton
 from rlk_torch.differentiable import more_rows
 from rlk_torch.embedding import gather, widened
@@ -48,7 +48,7 @@ def _host_rows(token_ids: Tensor, weight: Tensor, check_ids: bool, widen: bool, 
     on_device = reads_host_memory(token_ids.device, weight)
     if check_ids or not on_device:
         ids = as_int64(token_ids if on_device else token_ids.cpu())
-        bad = (ids < 0) | (ids >= weight.shape[0])
+        bad = outside(ids, weight.shape[0])
         if check_ids and bad.any():
             raise_bad_id(token_ids, weight.shape[0], bad)
     if on_device:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlk_torch.alignment import Aligned
-from rlk_torch.checks import as_int64, as_token_ids, raise_bad_id
+from rlk_torch.checks import as_int64, as_token_ids, outside, raise_bad_id
 from rlk_torch.differentiable import differentiable, gradient_only, one_by_one, together
 from rlk_torch.floats import QUIET_NAN, magnitude
 from rlk_torch.lm_head import check_call, local_logits
@@ -104,7 +104,7 @@ def _linear_logprob(
     whole = weight_of(hidden, weight, planes, exponent, nonfinite)
     vocab, count = whole.shape[0], target_ids.numel()
     ids = as_int64(target_ids)
-    bad = (ids < 0) | (ids >= vocab)
+    bad = outside(ids, vocab)
     if check_ids and bad.any():
         raise_bad_id(target_ids, vocab, bad, "target_ids")
     rows, targets = hidden.detach().reshape(count, hidden.shape[-1]), ids.masked_fill(bad, 0).reshape(-1)
@@ -228,7 +228,7 @@ def _gradients(
     """The gradient of what is wanted: "hidden", "weight" or "bias"."""
     whole, count = weight_of(hidden, weight, planes, exponent, nonfinite), target_ids.numel()
     vocab, ids = whole.shape[0], as_int64(target_ids).reshape(-1)
-    ids = torch.where((ids >= 0) & (ids < vocab), ids, -1)
+    ids = ids.masked_fill(outside(ids, vocab), -1)
     rows = hidden.detach().reshape(count, hidden.shape[-1])
     bits = seen.view(torch.float32).view(count, 3)
     source = RemadeGradLogits(rows, whole, bias, digits, ids, grad.detach().reshape(-1), total.reshape(-1), bits)

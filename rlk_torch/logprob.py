@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlk_torch.checks import as_int64, as_token_ids, check_floats, raise_bad_id
+from rlk_torch.checks import as_int64, as_token_ids, check_floats, outside, raise_bad_id
 from rlk_torch.devices import has_triton
 from rlk_torch.differentiable import differentiable, gradient_only, together
 from rlk_torch.floats import flushed, narrowed, power_of_two, product
@@ -86,7 +86,7 @@ def _selected_logprob(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The log-probabilities, and for the gradient S and the bits of the largest logit: [...] float32, int64, int32."""
     ids = as_int64(target_ids)
-    bad = (ids < 0) | (ids >= logits.shape[-1])
+    bad = outside(ids, logits.shape[-1])
     if check_ids and bad.any():
         raise_bad_id(target_ids, logits.shape[-1], bad, "target_ids")
     rows = logits.detach().reshape(ids.numel(), logits.shape[-1])
@@ -247,7 +247,7 @@ def part_gradient(
 ) -> Tensor:
     """Of logits from the id start on, of so many. A bad id, which was not read, has no gradient."""
     ids = as_int64(target_ids).reshape(-1)
-    ids = torch.where((ids >= 0) & (ids < vocab), ids, -1)
+    ids = ids.masked_fill(outside(ids, vocab), -1)
     rows = logits.detach().reshape(ids.numel(), logits.shape[-1])
     grad, total, top = (x.reshape(-1) for x in (grad.detach(), total, top.view(torch.float32)))
     return gradients(rows, ids, grad, total, top, implementation, start).view(logits.shape)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlk_torch.checks import as_int64, as_token_ids, raise_bad_id
+from rlk_torch.checks import as_int64, as_token_ids, outside, raise_bad_id
 from rlk_torch.devices import has_triton
 from rlk_torch.differentiable import more_rows
 from rlk_torch.floats import scaled
@@ -44,7 +44,7 @@ def _rows(
     triton = read_by_triton(token_ids.device, values, scale)
     if check_ids or not triton:
         ids = as_int64(token_ids if triton else token_ids.to(values.device))
-        bad = (ids < 0) | (ids >= len(values))
+        bad = outside(ids, len(values))
         if check_ids and bad.any():
             raise_bad_id(token_ids, len(values), bad)
     if triton:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlk_torch.checks import as_int64, as_padding_idx, as_token_ids, check_floats, raise_bad_id
+from rlk_torch.checks import as_int64, as_padding_idx, as_token_ids, check_floats, outside, raise_bad_id
 from rlk_torch.differentiable import left_to_eager_code, no_forward_mode
 from rlk_torch.embedding import gather, widened
 from rlk_torch.embedding_grad import table_gradient
@@ -147,7 +147,7 @@ def _run_eagerly(
         padding = as_padding_idx(padding_idx, whole)
         check_plain("token_ids", token_ids)
         ids = as_token_ids(token_ids, table.device, whole, check_ids)
-        if check_ids and (bad := _outside(as_int64(ids), whole)).any():
+        if check_ids and (bad := outside(as_int64(ids), whole)).any():
             raise_bad_id(ids, whole, bad)
         here = padding is not None and start <= padding < start + table.shape[0]
         call = _Call(ranks, whole, start, padding - start if padding is not None and here else -1, widen)
@@ -165,17 +165,13 @@ def _run_eagerly(
 _run = left_to_eager_code(_run_eagerly)
 
 
-def _outside(ids: Tensor, vocab: int) -> Tensor:
-    return (ids < 0) | (ids >= vocab)
-
-
 class _Sharded(torch.autograd.Function):
     @staticmethod
     def forward(ids: Tensor, weight: Tensor, call: _Call) -> Tensor:
         local = ids - call.start
-        rows = gather(local, _outside(local, weight.shape[0]), weight, fill=0)
+        rows = gather(local, outside(local, weight.shape[0]), weight, fill=0)
         call.ranks.unite(rows)
-        bits_of(rows).masked_fill_(_outside(ids, call.vocab)[..., None], QUIET_NAN[weight.dtype])
+        bits_of(rows).masked_fill_(outside(ids, call.vocab)[..., None], QUIET_NAN[weight.dtype])
         return widened(rows) if call.widen else rows
 
     @staticmethod

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlk_torch.alignment import Aligned
+from rlk_torch.checks import outside
 from rlk_torch.differentiable import left_to_eager_code, no_forward_mode, no_second_derivative
 from rlk_torch.linear_logprob import BUDGET, RemadeGradLogits, check_budget, of_all_rows, of_shared, weight_of
 from rlk_torch.lm_head import check_call
@@ -210,7 +211,7 @@ def _gradients(
 ) -> Tensor:
     """The gradient of what is wanted. For hidden's, a rank without rows takes one of zeros, which adds nothing."""
     part, count = weight_of(hidden, weight, planes, exponent, nonfinite), ids.numel()
-    targets = torch.where((ids >= 0) & (ids < call.vocab), ids, -1).reshape(-1)
+    targets = ids.masked_fill(outside(ids, call.vocab), -1).reshape(-1)
     rows, bits = hidden.detach().reshape(count, hidden.shape[-1]), seen.view(torch.float32).view(count, 3)
     upstream = grad.detach().reshape(-1)
     source = RemadeGradLogits(rows, part, bias, call.digits, targets, upstream, total.reshape(-1), bits, call.start)

@@ -18,6 +18,7 @@ from rlk_torch.checks import (
     check_parts,
     check_same_device,
     dtype_name,
+    outside,
     raise_bad_id,
 )
 from rlk_torch.differentiable import left_to_eager_code, no_forward_mode, no_second_derivative
@@ -151,7 +152,7 @@ def targets_of(target_ids: Any, device: torch.device, vocab: int, check_ids: boo
     check_plain("target_ids", target_ids)
     ids = as_token_ids(target_ids, device, vocab, check_ids, "target_ids", beside)
     wide = as_int64(ids)
-    if check_ids and (bad := _outside(wide, vocab)).any():
+    if check_ids and (bad := outside(wide, vocab)).any():
         raise_bad_id(ids, vocab, bad, "target_ids")
     return wide
 
@@ -192,10 +193,6 @@ def _run_ranks_eagerly(
 
 
 _run_ranks = left_to_eager_code(_run_ranks_eagerly)
-
-
-def _outside(ids: Tensor, vocab: int) -> Tensor:
-    return (ids < 0) | (ids >= vocab)
 
 
 class _OfParts(torch.autograd.Function):
@@ -250,7 +247,7 @@ def logprobs_of_parts(
     own = torch.stack([_bits_of_own(x, targets - start) for x, start in zip(parts, starts, strict=True)]).sum(0)
     total, bits = torch.stack((sums, own)) if shards is None else shards.total(torch.stack((sums, own)))
     mine = bits.int().view(torch.float32)
-    out = finished(mine, top, total, bad).masked_fill_(_outside(targets, vocab), float("nan"))
+    out = finished(mine, top, total, bad).masked_fill_(outside(targets, vocab), float("nan"))
     return out, total, top.masked_fill_(bad, float("nan")), mine
 
 
@@ -258,7 +255,7 @@ def _bits_of_own(logits: Tensor, columns: Tensor) -> Tensor:
     """The float32 bits of the logits in some columns [N], 0 where that lies outside: int64."""
     if logits.shape[1] == 0:
         return torch.zeros_like(columns)
-    inside = ~_outside(columns, logits.shape[1])
+    inside = ~outside(columns, logits.shape[1])
     own = logits.gather(1, columns.masked_fill(~inside, 0)[:, None])[:, 0].float()
     return own.view(torch.int32).long().masked_fill_(~inside, 0)
 

@@ -74,6 +74,17 @@ def sentence(call: Callable[[], Any], kind: type[Exception] = ValueError) -> str
     return str(caught.value)
 
 
+def refused_by_one(odd: bool, call: Callable[[], Any], name: str, kind: type[Exception], own: str) -> None:
+    """The odd rank, 1, raises its own error, and the others one that names it."""
+    if odd:
+        assert sentence(call, kind) == own
+    else:
+        assert sentence(call) == (
+            f"rank 1 refused the arguments of {name} with an error there; expected a call that every rank accepts: see "
+            "that error"
+        )
+
+
 def check_calls_that_differ(rank: int, size: int) -> None:
     """Every rank raises the same sentence, which names what differs, and where."""
     odd = rank == 1
@@ -166,10 +177,4 @@ def check_one_rank_refuses(rank: int, size: int) -> None:
          "torch.chunk do",
          lambda: rlk_torch.sharded_embedding([0, 6], rows[: 3 - odd], VOCAB)),
     ):  # fmt: skip
-        if odd:
-            assert sentence(call, kind) == own
-        else:
-            assert sentence(call) == (
-                f"rank 1 refused the arguments of {name} with an error there; expected a call that every rank "
-                "accepts: see that error"
-            )
+        refused_by_one(odd, call, name, kind, own)

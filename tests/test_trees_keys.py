@@ -9,22 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tree_texts import message, refusal
 
 from crosscheck import TreesDiffer, assert_bits_equal
 
 ONES = np.ones(3, np.float32)
-
-
-def message(actual: Any, expected: Any) -> str:
-    with pytest.raises(TreesDiffer) as error:
-        assert_bits_equal(actual, expected)
-    return str(error.value)
-
-
-def refusal(kind: type[Exception], actual: Any, expected: Any) -> str:
-    with pytest.raises(kind) as error:
-        assert_bits_equal(actual, expected)
-    return str(error.value)
 
 
 class Key:
